@@ -1,0 +1,244 @@
+"""The client: from a URL, a redis client or embedded, it makes the primitives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from redis.asyncio import ConnectionPool, Redis
+
+from . import wire
+from .connection import LIMIT_MS, Connection
+from .embedded import EmbeddedServer
+from .errors import RedleaseError, Withdrawn
+from .keeper import Keeper
+from .semaphore import Lock, Semaphore
+from .waiting import Room
+
+Duration = float | timedelta
+
+CLOSE_S = 2.0  # the longest that closing waits for the server
+
+
+class Redlease:
+    """A client: one connection to one server, however many locks, tasks and waiters use it.
+
+    It belongs to the event loop that it is first used in. Entering it connects and looks at the server, leaving it
+    releases its holds and takes its waiting calls out of their queues; what `acquire` returned stays.
+
+    Args:
+        redis_client: A `redis.asyncio.Redis` (or fakeredis) client. Its address, TLS and credentials are used for a
+            connection of redlease's own; the client itself is neither used nor closed.
+        prefix: What all keys and channels begin with.
+        owner: Who is shown as holder; `host:pid` by default.
+        lease: Seconds that a permit stays valid without renewal.
+        waiter_lease: Seconds that a place in a queue outlives a silent process.
+        idle_ttl: Seconds that an idle resource's state stays on the server.
+
+    Example:
+        >>> async with Redlease.from_url("redis://localhost:6379/0") as client:  # doctest: +SKIP
+        ...     async with client.lock("invoice:42", lease=30) as hold:
+        ...         await pay(fence=hold.fence)
+    """
+
+    def __init__(
+        self,
+        redis_client: Redis,
+        *,
+        prefix: str = "redlease",
+        owner: str | None = None,
+        lease: Duration = 30.0,
+        waiter_lease: Duration = 10.0,
+        idle_ttl: Duration = 86_400.0,
+    ) -> None:
+        settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
+        self._set_up(redis_client.connection_pool, prefix, **settings)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        prefix: str = "redlease",
+        owner: str | None = None,
+        lease: Duration = 30.0,
+        waiter_lease: Duration = 10.0,
+        idle_ttl: Duration = 86_400.0,
+        **redis_options: Any,
+    ) -> Self:
+        """A client of the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`.
+
+        Args:
+            url: As redis-py takes it, with user name, password and database.
+            prefix: This and the following as for the class.
+            owner: See there.
+            lease: See there.
+            waiter_lease: See there.
+            idle_ttl: See there.
+            **redis_options: Further options of a redis-py connection, `ssl_ca_certs` for example.
+
+        Raises:
+            ValueError: The URL or a parameter is wrong.
+        """
+        self = cls.__new__(cls)
+        pool = ConnectionPool.from_url(url, **redis_options)
+        settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
+        self._set_up(pool, prefix, **settings)
+        return self
+
+    @classmethod
+    def embedded(cls, **settings: Any) -> Self:
+        """A client with a server of its own: a child process that starts when the client is entered and ends with it.
+
+        Needs `pip install 'redlease[embedded]'`. Takes the settings of the class by keyword.
+        """
+        self = cls.from_url("unix://", **settings)
+        self._server = EmbeddedServer()
+        return self
+
+    def _set_up(self, pool: ConnectionPool, prefix: str, **settings: Any) -> None:
+        wire.checked_text("prefix", prefix, wire.NAME_BYTES_MAX)
+        if "{" in prefix or "}" in prefix:
+            raise ValueError(f"the prefix must have no braces, not {prefix!r}: they decide over a key's cluster slot")
+        self._prefix = prefix
+        self._terms = wire.changed_terms(wire.Terms(owner=f"{socket.gethostname()}:{os.getpid()}"), **settings)
+        channel = f"{prefix}:client:{secrets.token_hex(8)}"
+        self._connection = Connection(pool, prefix, channel, self._on_ready, self._on_message)
+        self._keeper = Keeper(self._connection)
+        self._room = Room(self._keeper, channel)
+        self._server: EmbeddedServer | None = None
+        self._closed = False
+
+    def lock(
+        self,
+        name: str,
+        *,
+        lease: Duration | None = None,
+        owner: str | None = None,
+        waiter_lease: Duration | None = None,
+        idle_ttl: Duration | None = None,
+        max_waiters: int | None = None,
+    ) -> Lock:
+        """The lock of that name: a semaphore of capacity 1.
+
+        Args:
+            name: Of the resource, at most 512 bytes.
+            lease: This and the following instead of the client's.
+            owner: See the class.
+            waiter_lease: See the class.
+            idle_ttl: See the class.
+            max_waiters: `QueueFull` is raised at once when so many wait.
+        """
+        terms = self._own_terms(
+            capacity=1,
+            lease=lease,
+            owner=owner,
+            waiter_lease=waiter_lease,
+            idle_ttl=idle_ttl,
+            max_waiters=max_waiters,
+        )
+        return Lock(self._room, wire.Resource(self._prefix, name), terms)
+
+    def semaphore(
+        self,
+        name: str,
+        capacity: int,
+        *,
+        lease: Duration | None = None,
+        owner: str | None = None,
+        waiter_lease: Duration | None = None,
+        idle_ttl: Duration | None = None,
+        max_waiters: int | None = None,
+    ) -> Semaphore:
+        """The semaphore of that name.
+
+        Args:
+            name: Of the resource, at most 512 bytes.
+            capacity: Units that may be held at once. A value that differs from the one last declared replaces it.
+            lease: This and the following instead of the client's.
+            owner: See the class.
+            waiter_lease: See the class.
+            idle_ttl: See the class.
+            max_waiters: `QueueFull` is raised at once when so many wait.
+        """
+        terms = self._own_terms(
+            capacity=wire.checked_count("capacity", capacity),
+            lease=lease,
+            owner=owner,
+            waiter_lease=waiter_lease,
+            idle_ttl=idle_ttl,
+            max_waiters=max_waiters,
+        )
+        return Semaphore(self._room, wire.Resource(self._prefix, name), terms)
+
+    def _own_terms(self, **settings: Any) -> wire.Terms:
+        if self._closed:
+            raise RedleaseError("this client is closed: make a new one")
+        return wire.changed_terms(self._terms, **settings)
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        try:
+            if self._server is not None:
+                self._connection.pool = ConnectionPool.from_url(await self._server.start_async())
+            async with asyncio.timeout(LIMIT_MS / 1000):
+                await self._connection.until_ready()
+        except TimeoutError:
+            error = self._connection.unavailable()
+            await self.close()
+            raise error from None
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Releases the holds, takes the waiting calls out of their queues, and ends the connection, within seconds."""
+        self._closed = True
+        self._room.close(_closed_while_waiting)
+        await asyncio.sleep(0)  # the waiting calls give up now
+        for lease in list(self._keeper.leases.values()):
+            lease.lose("its client was closed")
+            self._keeper.give_back(lease)
+        try:
+            if self._connection.ready:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSE_S):
+                        await self._keeper.drained()
+        finally:
+            self._keeper.schedule.close()
+            await self._connection.close()
+            if self._server is not None:
+                await self._server.stop_async()
+
+    def _on_ready(self) -> None:
+        if self._connection.ready:
+            self._keeper.on_ready()
+        self._room.on_ready()
+
+    def _on_message(self, payload: bytes) -> None:
+        if not payload:
+            return  # the probe's
+        message = wire.read_message(payload)
+        lease = self._keeper.leases.get(message.about)
+        if lease is not None and message.kind == "x":
+            lease.lose("it was released by its ticket")
+        else:
+            self._room.on_message(message)
+
+
+def _closed_while_waiting(name: str, ticket: str) -> Withdrawn:
+    message = f"resource {name!r}: the client was closed while ticket {ticket!r} was waiting. It is out of the queue"
+    return Withdrawn(message, resource=name, ticket=ticket)

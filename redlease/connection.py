@@ -1,0 +1,420 @@
+"""One multiplexed connection for commands and messages, however many tasks use it.
+
+Calls made in one turn of the event loop leave in one write, and replies come back in that order. No call is ever
+cancelled on the wire: whoever stops waiting for a reply only stops listening. When the connection is lost, every call
+without a reply is told so (its outcome is unknown), and the connection is made anew with back-off and jitter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from redis import exceptions
+from redis.asyncio import ConnectionPool
+
+from . import clock, wire
+from .driver import Driver, ReplyError, error_text, open_driver
+from .errors import RedleaseError, Unavailable
+
+logger = logging.getLogger("redlease")
+
+# None: the connection was lost, and nobody knows whether the call was carried out.
+Reply = list[Any] | wire.Fault | None
+OnReply = Callable[[Reply], None]
+
+CONNECT_S = 5.0
+BACKOFF_S = (0.02, 1.0)  # the first and the longest pause between attempts, before jitter
+# How long a call may stay unanswered before the connection counts as half-open; short leases make it shorter.
+PATIENCE_MS = (250, 3000)
+LIMIT_MS = 5000.0  # how long a call that has no timeout of its own may take, outages included
+RECONNECT_S = 0.5  # how long a lost connection usually takes to come back, if the server is there
+RETRY_S = 0.1  # after an error that passes by itself: LOADING, BUSY, ...
+
+
+class Answer(NamedTuple):
+    """The reply to a call, without its tag, and the local time at which that call was sent."""
+
+    sent_ms: float
+    values: list[Any]
+
+
+class Connection:
+    """The one connection of a client.
+
+    Args:
+        pool: Where redis-py finds the server.
+        prefix: Of the keys and channels.
+        channel: What this client listens to.
+        on_ready: Called each time the connection is usable.
+        on_message: Called with each payload published to `channel`.
+    """
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        prefix: str,
+        channel: str,
+        on_ready: Callable[[], None],
+        on_message: Callable[[bytes], None],
+    ) -> None:
+        self.ready = False
+        self.patience_ms = float(PATIENCE_MS[1])
+        self.pool = pool
+        self._prefix = prefix
+        self._channel = channel
+        self._on_ready = on_ready
+        self._listeners: dict[bytes, list[Callable[[bytes], None]]] = {channel.encode(): [on_message]}
+        self._driver: Driver | None = None
+        # Calls without a reply, in the order sent: the tag that its reply must carry (None: not a script; "": a
+        # subscription, whose answer is a push), and who is told.
+        self._pending: deque[tuple[bytes | None, OnReply]] = deque()
+        self._out: list[bytes] = []
+        self._tag = 0
+        self._task: asyncio.Task[None] | None = None
+        self._changed: asyncio.Event = asyncio.Event()
+        self._lost: asyncio.Event = asyncio.Event()
+        self._refusal: RedleaseError | None = None
+        self._trouble = "it has not been reached yet"
+        self._heard_at = 0.0
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._probed = False
+        self._closed = False
+
+    # Calls
+
+    def send(self, command: wire.Command, on_reply: OnReply) -> None:
+        """Sends a script call with this loop turn's batch. Only while `ready`."""
+        self._tag = (self._tag + 1) % wire.TAGS
+        tag = b"%04x" % self._tag
+        self._enqueue(b"%b$4\r\n%b\r\n%b" % (command.head, tag, command.tail), tag, on_reply)
+
+    def _enqueue(self, data: bytes, tag: bytes | None, on_reply: OnReply) -> None:
+        self._pending.append((tag, on_reply))
+        if not self._out:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._flush)
+            if self._watchdog is None:
+                self._heard_at = loop.time()
+                self._watch(loop)
+        self._out.append(data)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._driver is not None and out:
+            self._driver.write(b"".join(out))
+
+    async def call(
+        self,
+        *command: Any,
+        limit_ms: float | None = LIMIT_MS,
+        ticket: str | None = None,
+    ) -> Answer:
+        """Calls a script that may be repeated, and again after a lost connection: `call(resource, script, *args)`.
+
+        Raises:
+            Unavailable: No reply within `limit_ms`.
+            RedleaseError: The server refused.
+        """
+        resource, script, *args = command
+        packed = resource.command(script, wire.pack(*args))
+        try:
+            async with asyncio.timeout(None if limit_ms is None else limit_ms / 1000):
+                while True:
+                    await self.until_ready()
+                    sent_ms = clock.now_ms()
+                    reply = await self._ask(packed)
+                    if isinstance(reply, wire.Fault):
+                        if not reply.passes:
+                            raise reply.error(resource.name, ticket)
+                        await asyncio.sleep(RETRY_S)
+                    elif reply is not None:
+                        return Answer(sent_ms, reply[1:])
+        except TimeoutError:
+            raise self.unavailable(resource.name, ticket) from None
+
+    async def _ask(self, command: wire.Command) -> Reply:
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.send(command, lambda reply: None if future.done() else future.set_result(reply))
+        return await future
+
+    def be_patient_for(self, wait_ms: float) -> None:
+        """Notices a half-open connection within that time, or the least that is sensible."""
+        self.patience_ms = min(self.patience_ms, max(PATIENCE_MS[0], wait_ms))
+
+    def answer_within_s(self) -> float:
+        """Seconds in which an answer can be expected now: few when the connection has just been lost."""
+        return RECONNECT_S + (self.patience_ms / 1000 if self.ready else 0.0)
+
+    def unavailable(self, resource: str | None = None, ticket: str | None = None) -> Unavailable:
+        """The error for a server that was not reached in time."""
+        where = f"resource {resource!r}: " if resource is not None else ""
+        return Unavailable(
+            f"{where}the Redis server was not reached in time ({self._trouble}). The outcome is unknown; what the "
+            "request may have taken is given back in the background. Try again, with the same ticket if one was given",
+            resource=resource,
+            ticket=ticket,
+        )
+
+    # Messages
+
+    async def subscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
+        """Listens to one more channel, now and after every reconnect."""
+        listeners = self._listeners.setdefault(channel.encode(), [])
+        listeners.append(listener)
+        if self._driver is not None and len(listeners) == 1:
+            await self._subscribe(channel)
+
+    def unsubscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
+        """Ends one `subscribe`."""
+        listeners = self._listeners[channel.encode()]
+        listeners.remove(listener)
+        if not listeners:
+            del self._listeners[channel.encode()]
+            if self._driver is not None:
+                self._subscription("UNSUBSCRIBE", channel, lambda reply: None)
+
+    async def _subscribe(self, *channels: str) -> None:
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        for channel in channels:
+            self._subscription("SUBSCRIBE", channel, lambda reply: None if future.done() else future.set_result(reply))
+        reply = await future if self._driver is not None and self._driver.inline_push else None
+        if isinstance(reply, wire.Fault):
+            raise reply.error()
+
+    def _subscription(self, verb: str, channel: str, on_reply: OnReply) -> None:
+        command = wire.plain(verb, channel)
+        assert self._driver is not None
+        if self._driver.inline_push:
+            self._enqueue(command.head, b"", on_reply)
+        else:
+            self._driver.subscribe(command.head)
+
+    # What comes in (the driver calls these)
+
+    def on_reply(self, reply: Any) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        if not self._pending:
+            self._abort("the server sent a reply that nobody asked for")
+            return
+        tag, on_reply = self._pending[0]
+        if type(reply) is ReplyError:
+            reply = wire.Fault(str(reply))
+            if reply.needs_new_connection and self.ready:
+                self._abort(reply.text)
+                return
+        elif tag is not None and (type(reply) is not list or not reply or reply[0] != tag):
+            self._abort("the server sent a reply that answers another call")
+            return
+        self._pending.popleft()
+        self._tell(on_reply, reply)
+
+    def on_push(self, push: list[Any]) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        if push[0] == b"message":
+            for listener in tuple(self._listeners.get(push[1], ())):
+                self._tell(listener, push[2])
+        elif push[0] in (b"subscribe", b"unsubscribe") and self._pending and self._pending[0][0] == b"":
+            self._tell(self._pending.popleft()[1], push)
+
+    def on_lost(self, why: str) -> None:
+        self._driver = None
+        self._abort(why)
+
+    @staticmethod
+    def _tell(listener: Callable[[Any], None], what: Any) -> None:
+        try:
+            listener(what)
+        except Exception as error:  # noqa: BLE001  a mistake in one listener must not silence the others
+            context = {"message": "redlease: a listener failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+    def _abort(self, why: str) -> None:
+        """Gives the connection up; every call without a reply is told."""
+        self._trouble = why
+        self.ready = False
+        self._changed.clear()
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.abort()
+        self._out.clear()
+        pending, self._pending = self._pending, deque()
+        for _, on_reply in pending:
+            self._tell(on_reply, None)
+        self._lost.set()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        due = loop.time() + self.patience_ms / 2000
+        self._watchdog = loop.call_at(due, self._look, loop, due)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        """Gives up a connection on which calls stay unanswered: a half-open one tells nothing by itself."""
+        self._watchdog = None
+        if not self._pending:
+            return
+        late = loop.time() - due
+        if late > self.patience_ms / 4000:  # the loop stood still: what came meanwhile has not been read yet
+            self._heard_at = loop.time()
+        if loop.time() - self._heard_at > self.patience_ms / 1000:
+            self._abort(f"no answer for {self.patience_ms / 1000:g} s")
+        else:
+            self._watch(loop)
+
+    # Life
+
+    def start(self) -> None:
+        """Begins to connect, if it has not begun."""
+        if self._closed:
+            raise RedleaseError("this client is closed: make a new one")
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="redlease connection")
+
+    async def until_ready(self) -> None:
+        """Returns when the connection is usable; raises the server's refusal (a wrong password, ...)."""
+        while not self.ready:
+            self.start()
+            if self._refusal is not None:
+                raise self._refusal
+            await self._changed.wait()
+
+    @property
+    def refusal(self) -> RedleaseError | None:
+        """Why the server, reached, would not serve this client; None while there is hope."""
+        return self._refusal
+
+    async def close(self) -> None:
+        """Ends the connection; bounded in time."""
+        self._closed = True
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._flush()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        driver = self._driver
+        self._abort("the client is closed")
+        if driver is not None:
+            await driver.wait_closed()
+
+    async def _run(self) -> None:
+        attempt = 0
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            self._lost.clear()
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await self._open()
+            except (exceptions.RedisError, OSError, TimeoutError, RedleaseError) as error:
+                self._abort(_explain(error))
+                self._refusal = _refusal(error)
+                self._changed.set()  # whoever waits looks at the refusal; without one it waits on
+                self._changed.clear()
+                if self._refusal is not None:
+                    self._on_ready()
+            else:
+                self._become_ready()
+                await self._lost.wait()
+                logger.warning("the connection to Redis was lost: %s; connecting again", self._trouble)
+            attempt = 0 if loop.time() - began > 2 * BACKOFF_S[1] else attempt + 1
+            await asyncio.sleep(min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0))
+
+    def _become_ready(self) -> None:
+        self._refusal = None
+        self.ready = True
+        self._changed.set()
+        self._on_ready()
+
+    async def _open(self) -> None:
+        """Connects, looks at the server, listens and loads the scripts."""
+        self._driver = await open_driver(self.pool, self)
+        self._check_role(await self._exchange(wire.plain("HELLO", *self._driver.protocol)))
+        loads = [self._exchange(wire.plain("SCRIPT", "LOAD", script.text)) for script in wire.SCRIPTS]
+        await self._subscribe(*(channel.decode() for channel in self._listeners))
+        for reply in await asyncio.gather(*loads):
+            if isinstance(reply, wire.Fault):
+                raise reply.error()
+        if not self._probed:
+            await self._probe()
+            await self._look_at_eviction()
+            self._probed = True
+
+    def _exchange(self, command: wire.Command) -> asyncio.Future[Any]:
+        """Sends a command that is no script, before the connection is ready; None when it is lost meanwhile."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def settle(reply: Any) -> None:
+            if future.done():
+                return
+            if reply is None:
+                future.set_exception(exceptions.ConnectionError(self._trouble))
+                future.exception()  # read here: of several such calls only the first is awaited
+            else:
+                future.set_result(reply)
+
+        self._enqueue(command.head, None, settle)
+        return future
+
+    def _check_role(self, hello: Any) -> None:
+        if isinstance(hello, list):
+            hello = dict(zip(hello[::2], hello[1::2], strict=True))
+        if not isinstance(hello, dict):
+            return  # some users may not call HELLO a second time
+        said = {_text(key): _text(value) for key, value in hello.items()}
+        server = wire.ServerInfo(said.get("version", ""), said.get("role", "master"))
+        if said.get("server") in ("redis", "valkey") and server.too_old:
+            raise RedleaseError(f"the server is version {server.version}; redlease needs Redis 6.2 or newer, or Valkey")
+        if server.role in ("slave", "replica"):
+            raise RedleaseError("the server is a read-only replica. Connect to its primary, or through Sentinel")
+
+    async def _probe(self) -> None:
+        """Finds missing rights now, so that no operation fails half-way for want of one."""
+        resource = wire.Resource(self._prefix, f"probe of {self._channel}")
+        reply = await self._exchange(wire.plain("EVAL", wire.PROBE.text, "4", *resource.keys, "probe", self._channel))
+        errors = [reply.text] if isinstance(reply, wire.Fault) else [_text(error) for error in reply[1:]]
+        missing = [error for error in errors if wire.Fault(error).not_allowed]
+        if missing:
+            raise RedleaseError(
+                f"the Redis user lacks rights that redlease needs: {'; '.join(missing)}. Grant them, for example: "
+                f"ACL SETUSER <user> ~{self._prefix}:* &{self._prefix}:* +@hash +@sortedset +@scripting +@pubsub "
+                "+time +pexpireat +hello +info +ping"
+            )
+
+    async def _look_at_eviction(self) -> None:
+        info = await self._exchange(wire.plain("INFO", "memory"))
+        text = info.decode() if isinstance(info, bytes) else str(info)
+        policy = wire.info_value(text, "maxmemory_policy")
+        if policy not in ("", "noeviction"):
+            logger.warning(
+                "the server's maxmemory-policy is %r: it may drop the keys of locks when memory runs short. "
+                "Use a server with 'noeviction' for locks",
+                policy,
+            )
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _explain(error: Exception) -> str:
+    return error_text(error) if str(error) else type(error).__name__
+
+
+def _refusal(error: Exception) -> RedleaseError | None:
+    """The error for callers when the server was reached and said no; None for one that could not be reached."""
+    if isinstance(error, RedleaseError):
+        return error
+    if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
+        return RedleaseError(f"the server refused the user name or password: {error}. Put the right ones into the URL")
+    if isinstance(error, exceptions.ResponseError) or "unknown command" in str(error):
+        fault = wire.Fault(error_text(error))
+        if "HELLO" in fault.text.upper() and "unknown command" in fault.text:
+            return RedleaseError("the server is older than Redis 6; redlease needs Redis 6.2 or newer, or Valkey")
+        return None if fault.passes else fault.error()
+    return None

@@ -1,0 +1,222 @@
+"""Opens a connection with redis-py and drives it.
+
+redis-py finds the server, opens, secures and authenticates the connection. Once it is open, `SocketDriver` takes its
+transport over: bytes go out as they are given, and hiredis reads what comes back. Where there is no transport to take
+over (fakeredis), `ClientDriver` drives two connections of that client through redis-py's own calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import hiredis
+from redis import exceptions
+from redis.asyncio import ConnectionPool
+
+
+class Receiver(Protocol):
+    """Who is told what comes in. `reply` may be a `ReplyError`."""
+
+    def on_reply(self, reply: Any) -> None: ...
+    def on_push(self, push: list[Any]) -> None: ...
+    def on_lost(self, why: str) -> None: ...
+
+
+class ReplyError(Exception):
+    """An error reply, with the server's text."""
+
+
+class Driver(Protocol):
+    """An open connection."""
+
+    inline_push: bool  # whether the answer to SUBSCRIBE comes in the order of the replies
+    protocol: str  # of the commands' connection
+
+    def write(self, data: bytes) -> None: ...
+    def subscribe(self, data: bytes) -> None: ...
+    def abort(self) -> None: ...
+    async def wait_closed(self) -> None: ...
+
+
+# Settings of a pool that would come between: retries repeat commands unseen, timeouts close a connection that only
+# waits, decoding and health checks are ours.
+_OURS: dict[str, Any] = {
+    "decode_responses": False,
+    "health_check_interval": 0,
+    "maint_notifications_config": None,
+    "maint_notifications_pool_handler": None,
+    "retry": None,
+    "retry_on_error": [],
+    "retry_on_timeout": False,
+    "socket_timeout": None,
+}
+
+
+async def open_driver(pool: ConnectionPool, receiver: Receiver) -> Driver:
+    """A connection of its own, outside the pool's count, with the pool's address, TLS and credentials."""
+    known = set(pool.connection_kwargs)
+    settings = pool.connection_kwargs | {name: value for name, value in _OURS.items() if name in known}
+    settings["socket_timeout"] = None
+
+    async def connect(protocol: int) -> Any:
+        connection: Any = pool.connection_class(**settings | {"protocol": protocol})
+        try:
+            await connection.connect()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    connection = await connect(3)
+    if isinstance(connection._writer, asyncio.StreamWriter):
+        return SocketDriver(connection, receiver)
+    await connection.disconnect(nowait=True)
+    return ClientDriver(await connect(2), await connect(2), receiver)
+
+
+class SocketDriver(asyncio.Protocol):
+    """Drives the transport of a connection that redis-py opened.
+
+    `_reader` and `_writer` are redis-py's own names for the streams; this is the one place that relies on them.
+    """
+
+    inline_push = True
+    protocol = "3"
+
+    def __init__(self, connection: Any, receiver: Receiver) -> None:
+        self._connection = connection
+        self._receiver: Receiver | None = receiver
+        self._parser = hiredis.Reader(replyError=ReplyError)
+        self._transport: asyncio.Transport = connection._writer.transport
+        left_over = bytes(getattr(connection._reader, "_buffer", b""))
+        self._transport.set_protocol(self)
+        if left_over:
+            self.data_received(left_over)
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    subscribe = write
+
+    def data_received(self, data: bytes) -> None:
+        parser, receiver = self._parser, self._receiver
+        parser.feed(data)
+        try:
+            while self._receiver is not None and receiver is not None:
+                reply = parser.gets()
+                if reply is False:
+                    return
+                if type(reply) is hiredis.PushNotification:
+                    receiver.on_push(reply)
+                else:
+                    receiver.on_reply(reply)
+        except hiredis.ProtocolError as error:
+            self._lost(f"what it sent is not the Redis protocol: {error}")
+
+    def eof_received(self) -> None:
+        self._lost("the server closed it")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost(str(error) if error else "it was closed")
+
+    def _lost(self, why: str) -> None:
+        receiver, self._receiver = self._receiver, None
+        self.abort()
+        if receiver is not None:
+            receiver.on_lost(why)
+
+    def abort(self) -> None:
+        """Closes at once, so that what is still under way to the server is dropped as far as TCP can."""
+        self._receiver = None
+        self._transport.abort()
+        self._connection._reader = self._connection._writer = None
+
+    async def wait_closed(self) -> None:
+        """Nothing is left to wait for: the transport was aborted."""
+
+
+# redis-py takes the code off the text of the errors it has a class for.
+_CODES: dict[type[Exception], str] = {
+    exceptions.NoScriptError: "NOSCRIPT",
+    exceptions.ReadOnlyError: "READONLY",
+    exceptions.NoPermissionError: "NOPERM",
+    exceptions.OutOfMemoryError: "OOM",
+    exceptions.BusyLoadingError: "LOADING",
+}
+
+
+def error_text(error: Exception) -> str:
+    """The text of an error of redis-py, with the server's code in front."""
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), "")
+    text = str(error)
+    return text if not code or text.startswith(code) else f"{code} {text}"
+
+
+class ClientDriver:
+    """Drives two connections through redis-py's calls: one for commands, one for messages, both in RESP2."""
+
+    inline_push = False
+    protocol = "2"
+
+    def __init__(self, commands: Any, messages: Any, receiver: Receiver) -> None:
+        self._receiver: Receiver | None = receiver
+        self._connections = (commands, messages)
+        self._out: asyncio.Queue[tuple[Any, bytes]] = asyncio.Queue()
+        self._tasks = [
+            asyncio.create_task(self._run(self._send), name="redlease sends"),
+            asyncio.create_task(self._run(self._receive_replies), name="redlease receives replies"),
+            asyncio.create_task(self._run(self._receive_messages), name="redlease receives messages"),
+        ]
+
+    def write(self, data: bytes) -> None:
+        self._out.put_nowait((self._connections[0], data))
+
+    def subscribe(self, data: bytes) -> None:
+        self._out.put_nowait((self._connections[1], data))
+
+    def abort(self) -> None:
+        self._receiver = None
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Returns when the tasks have ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except (exceptions.RedisError, OSError) as error:
+            receiver, self._receiver = self._receiver, None
+            if receiver is not None:
+                receiver.on_lost(str(error))
+
+    async def _send(self) -> None:
+        try:
+            while True:
+                connection, data = await self._out.get()
+                await connection.send_packed_command(data, check_health=False)
+        finally:
+            for connection in self._connections:
+                await connection.disconnect(nowait=True)
+
+    async def _receive_replies(self) -> None:
+        while self._receiver is not None:
+            try:
+                reply = await self._connections[0].read_response(disable_decoding=True, disconnect_on_error=False)
+            except exceptions.ResponseError as error:
+                reply = ReplyError(error_text(error))
+            if reply is None:
+                raise exceptions.ConnectionError("the connection was closed")
+            self._receiver.on_reply(reply)
+
+    async def _receive_messages(self) -> None:
+        while self._receiver is not None:
+            push = await self._connections[1].read_response(disable_decoding=True, disconnect_on_error=False)
+            if push is None:
+                raise exceptions.ConnectionError("the connection was closed")
+            self._receiver.on_push(push)

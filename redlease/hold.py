@@ -1,0 +1,208 @@
+"""A live handle on a permit in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Generator
+from types import TracebackType
+from typing import Literal, Self
+
+from . import clock
+from .errors import LeaseLost
+from .keeper import Lease
+from .models import Permit
+
+logger = logging.getLogger("redlease")
+
+OnLost = Literal["cancel", "signal"]
+
+
+class Hold(Lease):
+    """A permit that is held here: renewed in the background, and known to be lost when it is.
+
+    As `async with` block it releases the permit at the end. If the permit is lost meanwhile, the task that entered the
+    block is cancelled and `LeaseLost` is raised from the block (`on_lost="cancel"`), or nothing but `lost` tells of it
+    (`on_lost="signal"`).
+
+    Example:
+        >>> async with pool.hold(timeout=10) as hold:  # doctest: +SKIP
+        ...     await work(fence=hold.fence)
+    """
+
+    on_lost: OnLost = "cancel"
+    permit_metadata: dict[str, str]
+    forget_ticket: Callable[[], None]
+    _task: asyncio.Task[object] | None = None
+    _cancelling: int = 0
+    _cancelled: bool = False
+    _over: asyncio.Event | None = None
+
+    @property
+    def permit(self) -> Permit:
+        """The permit as it is known now."""
+        return Permit(
+            *(self.resource.name, self.ask.ticket, self.fence, self.ask.weight, self.capacity),
+            *(self.terms.lease_ms, self.granted_at_ms, self.expires_at_ms, self.terms.owner, self.permit_metadata),
+        )
+
+    def remaining(self) -> float:
+        """Seconds until the lease ends unless it is renewed; 0.0 when it is lost or given up."""
+        if self.lost or self.ended:
+            return 0.0
+        return max(0.0, (self.deadline_ms - clock.now_ms()) / 1000)
+
+    def check(self) -> None:
+        """Raises `LeaseLost` if the permit is no longer held. Does no I/O and does not await."""
+        if self.ended:
+            raise self._loss("it was released or detached here")
+        if not self.check_deadline(clock.now_ms()):
+            raise self._loss(self.why_lost)
+
+    async def wait_lost(self) -> bool:
+        """Returns True when the permit is lost, False when it was released or detached before that."""
+        if not self.lost and not self.ended:
+            self._over = self._over or asyncio.Event()
+            await self._over.wait()
+        return self.lost
+
+    async def release(self) -> bool:
+        """Gives the permit back; whether it was held until now. May be called again.
+
+        With the server out of reach it returns False soon, and goes on trying in the background while the lease lasts.
+        """
+        if self.lost or self.ended:
+            return False
+        self.end()
+        future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+        self.keeper.give_back(self, lambda released: None if future.done() else future.set_result(released))
+        try:
+            async with asyncio.timeout(self.keeper.connection.answer_within_s()):
+                released = await future
+        except TimeoutError:
+            self._log_pending()
+            return False
+        if not released:
+            self.lost, self.why_lost = True, "the server no longer had it when it was released"
+        return bool(released)
+
+    def detach(self) -> Permit:
+        """Stops renewing and returns the permit: its lease runs on, and who has it may renew, adopt or release it.
+
+        Raises:
+            LeaseLost: It is no longer held.
+        """
+        self.check()
+        permit = self.permit
+        self.end()
+        return permit
+
+    def end(self) -> None:
+        super().end()
+        self._finish()
+
+    def on_loss(self) -> None:
+        self._finish()
+        task = self._task
+        if self.on_lost == "cancel" and task is not None and not task.done() and task is not _current_task():
+            self._cancelled = True
+            task.cancel(f"redlease: {self.why_lost}")
+
+    def _finish(self) -> None:
+        self.forget_ticket()
+        if self._over is not None:
+            self._over.set()
+
+    def _loss(self, why: str) -> LeaseLost:
+        message = (
+            f"resource {self.resource.name!r}: permit {self.ask.ticket!r} (fence {self.fence}) is no longer held: "
+            f"{why}. Stop the work that needs it, or acquire again"
+        )
+        return LeaseLost(message, resource=self.resource.name, ticket=self.ask.ticket)
+
+    def _log_pending(self) -> None:
+        logger.warning(
+            "resource %r: the server is out of reach; permit %r is released in the background or lapses with its lease",
+            *(self.resource.name, self.ask.ticket),
+        )
+
+    # The block
+
+    async def __aenter__(self) -> Self:
+        self.enter()
+        return self
+
+    def enter(self) -> None:
+        """This task runs the body: it is the one to cancel."""
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        cancelled_here = await self._take_back_cancel(task, error)
+        if not self.lost and not self.ended:
+            if error is None or isinstance(error, Exception):
+                await self.release()
+            else:  # cancelled, or the process is to end: never waits for the network
+                self.end()
+                self.keeper.give_back(self)
+        if self.lost and self.on_lost == "cancel":
+            self._raise_loss(error, cancelled_here=cancelled_here)
+
+    async def _take_back_cancel(self, task: asyncio.Task[object] | None, error: BaseException | None) -> bool:
+        """Undoes the cancellation that a loss has asked for; whether the error that ends the body is just that one."""
+        current = asyncio.current_task()
+        if current is None or current is not task or not self._cancelled:
+            return False
+        self._cancelled = False
+        only_ours = current.uncancel() <= self._cancelling
+        if only_ours and not isinstance(error, asyncio.CancelledError):
+            # The body ended before the cancellation reached it; it is still to be delivered, here.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            if current.cancelling() > self._cancelling:
+                raise asyncio.CancelledError  # somebody else's came just then
+        return only_ours and isinstance(error, asyncio.CancelledError)
+
+    def _raise_loss(self, error: BaseException | None, *, cancelled_here: bool) -> None:
+        loss = self._loss(self.why_lost)
+        if error is None or cancelled_here:
+            raise loss from error
+        if not isinstance(error, LeaseLost):
+            error.add_note(f"redlease: {loss}")
+
+
+def _current_task() -> asyncio.Task[object] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+class HoldRequest:
+    """What `hold(...)` returns: `await` it for a `Hold`, or enter it as a block."""
+
+    def __init__(self, acquire: Callable[[], Awaitable[Hold]]) -> None:
+        self._acquire = acquire
+        self._hold: Hold | None = None
+
+    def __await__(self) -> Generator[object, None, Hold]:
+        return self._acquire().__await__()
+
+    async def __aenter__(self) -> Hold:
+        if self._hold is not None:
+            raise RuntimeError("this hold() is entered already: call hold() again for another permit")
+        hold = await self._acquire()
+        hold.enter()
+        self._hold = hold
+        return hold
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            await hold.__aexit__(kind, error, traceback)

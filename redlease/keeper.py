@@ -1,0 +1,256 @@
+"""Keeps what a client has: renews its leases, retries what must not be forgotten, and knows what is lost.
+
+Everything here is driven by the schedule's one timer and by replies; nothing awaits, so nothing can be cancelled
+half-way. A local deadline is always the local time at which the request that set it was sent, plus its length: the
+server's own deadline can only be later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from functools import partial
+
+from . import clock, wire
+from .connection import Connection, Reply
+from .schedule import Schedule
+
+logger = logging.getLogger("redlease")
+
+RENEWALS_A_LEASE = 3
+RETRY_MS = 100.0  # after an error reply
+
+
+class Lease:
+    """What this process knows of one permit, and what keeps it.
+
+    It is renewed a few times a lease until it is ended (released, detached) or lost. Its deadline is checked by
+    the local clock, so that it is lost in time with the server out of reach too.
+    """
+
+    def __init__(self, keeper: Keeper, resource: wire.Resource, ask: wire.Ask, terms: wire.Terms) -> None:
+        self.keeper = keeper
+        self.resource = resource
+        self.ask = ask
+        self.terms = terms
+        self.fence = 0
+        self.granted_at_ms = 0
+        self.expires_at_ms = 0
+        self.capacity = terms.capacity
+        self.deadline_ms = 0.0
+        self.renew_until_ms: float | None = None
+        self.unsure = False  # whether a copy of the acquire may still be under way
+        self.lost = False
+        self.ended = False
+        self.why_lost = ""
+        self.due_ms: float | None = None
+        self._in_flight = False
+        self._command: wire.Command | None = None
+
+    def begin(self, granted: wire.Granted, deadline_ms: float, now_ms: float) -> None:
+        """Starts keeping what was granted."""
+        self.fence = granted.fence
+        self.granted_at_ms = granted.granted_at_ms
+        self.expires_at_ms = granted.expires_at_ms
+        self.capacity = granted.capacity
+        self.deadline_ms = deadline_ms
+        self.keeper.connection.be_patient_for(self.terms.lease_ms / RENEWALS_A_LEASE)
+        self.keeper.leases[self.ask.request] = self
+        self._plan(now_ms, (deadline_ms - now_ms) / RENEWALS_A_LEASE)
+
+    def end(self) -> None:
+        """Stops keeping it; what becomes of the permit is the caller's."""
+        self.ended = True
+        self.keeper.forget(self)
+
+    def lose(self, why: str) -> None:
+        """It is lost: tells `on_loss` once."""
+        if not self.ended and not self.lost:
+            self.lost, self.why_lost = True, why
+            self.keeper.forget(self)
+            logger.warning(
+                "resource %r: permit %r (fence %d) is lost: %s", self.resource.name, self.ask.ticket, self.fence, why
+            )
+            self.on_loss()
+
+    def on_loss(self) -> None:
+        """What follows from a loss; for subclasses."""
+
+    def check_deadline(self, now_ms: float) -> bool:
+        """Whether it is still held by the local clock; loses it otherwise."""
+        if now_ms >= self.deadline_ms and not self.ended and not self.lost:
+            stopped = self.renew_until_ms is not None and now_ms >= self.renew_until_ms
+            self.lose("max_hold was reached" if stopped else "its lease ended before a renewal came through")
+            self.keeper.give_back(self)
+        return not self.lost
+
+    def turn(self, now_ms: float) -> bool:
+        if not self.check_deadline(now_ms):
+            return False
+        self.keeper.schedule.at(self.deadline_ms, self)  # until a reply says more
+        if self._in_flight or not self.keeper.connection.ready:
+            return False
+        if self.renew_until_ms is not None and now_ms >= self.renew_until_ms:
+            return False
+        self._renew(now_ms)
+        return True
+
+    def _renew(self, now_ms: float) -> None:
+        if self._command is None:
+            tail = wire.pack(self.ask.ticket, self.fence, self.terms.lease_ms, self.terms.idle_ttl_ms)
+            self._command = self.resource.command(wire.RENEW, tail)
+        self._in_flight = True
+        # The first renewal after a hand-off may set an earlier deadline than the place had: count with it at once.
+        self.deadline_ms = min(self.deadline_ms, now_ms + self.terms.lease_ms)
+        self.keeper.schedule.at(self.deadline_ms, self)
+        self.keeper.connection.send(self._command, partial(self._renewed, now_ms))
+
+    def _renewed(self, sent_ms: float, reply: Reply) -> None:
+        self._in_flight = False
+        if self.ended or self.lost:
+            return
+        now_ms = clock.now_ms()
+        if reply is None:
+            return  # renewed again when the connection is back
+        if isinstance(reply, wire.Fault):
+            logger.warning(
+                "resource %r: renewing permit %r failed: %s", self.resource.name, self.ask.ticket, reply.text
+            )
+            self.keeper.schedule.at(min(self.deadline_ms, now_ms + RETRY_MS), self)
+        elif reply[1] == 0:
+            self.lose("the server no longer has it: it lapsed, was released by its ticket, or the server lost its data")
+        else:
+            self.deadline_ms = sent_ms + self.terms.lease_ms
+            self.expires_at_ms = reply[1]
+            self._plan(now_ms, self.terms.lease_ms / RENEWALS_A_LEASE - (now_ms - sent_ms))
+
+    def _plan(self, now_ms: float, wait_ms: float) -> None:
+        """The next renewal, a little scattered: leases taken together are not renewed together for ever."""
+        self.keeper.schedule.at(min(self.deadline_ms, now_ms + max(0.0, wait_ms) * random.uniform(0.9, 1.0)), self)
+
+
+class Leaving:
+    """A ticket on its way out: sent until the server has answered, or until it has lapsed by itself.
+
+    `done` is told whether a live permit or place was taken out; None when the ticket lapsed before anybody could say.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        resource: wire.Resource,
+        ask: wire.Ask,
+        terms: wire.Terms,
+        *,
+        fence: int | None,
+        unsure: bool,
+        until_ms: float,
+        done: Callable[[bool | None], None] | None = None,
+    ) -> None:
+        self.keeper = keeper
+        self.resource = resource
+        self.due_ms: float | None = None
+        self._ask = ask
+        self._terms = terms
+        self._fence = fence
+        self._unsure = unsure
+        self._until_ms = until_ms
+        self._done = done
+
+    def start(self) -> None:
+        """Sends it now, or as soon as the connection is there."""
+        self.keeper.leaving[self] = None
+        self.turn(clock.now_ms())
+
+    def turn(self, now_ms: float) -> bool:
+        if now_ms >= self._until_ms:
+            self._finish(None)
+            return False
+        if not self.keeper.connection.ready:
+            return False
+        tombstone_ms = self._terms.lease_ms if self._unsure else 0
+        fence = "" if self._fence is None else str(self._fence)
+        tail = wire.pack(self._ask.ticket, fence, self._ask.request, tombstone_ms, 0, self._terms.idle_ttl_ms)
+        self.keeper.connection.send(self.resource.command(wire.RELEASE, tail), self._answered)
+        return True
+
+    def _answered(self, reply: Reply) -> None:
+        if reply is None:
+            self._unsure = True  # sent again when the connection is back
+        elif isinstance(reply, wire.Fault):
+            logger.warning("resource %r: releasing %r failed: %s", self.resource.name, self._ask.ticket, reply.text)
+            self.keeper.schedule.at(clock.now_ms() + RETRY_MS, self)
+        else:
+            self.keeper.follow_up(self.resource, self._terms, more=reply[2])
+            self._finish(bool(reply[1]))
+
+    def _finish(self, released: bool | None) -> None:
+        self.keeper.schedule.drop(self)
+        self.keeper.leaving.pop(self, None)
+        self.keeper.check_idle()
+        if self._done is not None:
+            self._done(released)
+
+
+class Keeper:
+    """All leases of a client, and all tickets on their way out."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.schedule = Schedule(self)
+        self.leases: dict[str, Lease] = {}
+        self.leaving: dict[Leaving, None] = {}
+        self._idle: asyncio.Event | None = None
+
+    def on_ready(self) -> None:
+        """The connection is back: what must not be forgotten goes first, then the leases, most urgent ones soonest."""
+        for leaving in list(self.leaving):
+            leaving.turn(clock.now_ms())
+        now_ms = clock.now_ms()
+        for lease in list(self.leases.values()):
+            within = max(0.0, min(lease.deadline_ms - now_ms, lease.terms.lease_ms)) / 10
+            self.schedule.at(now_ms + random.uniform(0, within), lease)
+
+    def stalled(self, now_ms: float) -> None:
+        """The loop stood still: what was lost meanwhile is told before anything else is done."""
+        for lease in list(self.leases.values()):
+            lease.check_deadline(now_ms)
+
+    def forget(self, lease: Lease) -> None:
+        """No longer keeps the lease."""
+        self.schedule.drop(lease)
+        self.leases.pop(lease.ask.request, None)
+
+    def give_back(self, lease: Lease, done: Callable[[bool | None], None] | None = None) -> None:
+        """Releases what the lease is of, in the background if need be, while it lasts."""
+        until_ms = max(lease.deadline_ms, clock.now_ms()) + lease.terms.lease_ms
+        leaving = Leaving(
+            *(self, lease.resource, lease.ask, lease.terms),
+            fence=lease.fence,
+            unsure=lease.unsure,
+            until_ms=until_ms,
+            done=done,
+        )
+        leaving.start()
+
+    def follow_up(self, resource: wire.Resource, terms: wire.Terms, *, more: int) -> None:
+        """A call ended with its batch and not with its work: goes on until that is done."""
+
+        def go_on(reply: Reply) -> None:
+            if isinstance(reply, list):
+                self.follow_up(resource, terms, more=reply[2])
+
+        if more and self.connection.ready:
+            self.connection.send(resource.command(wire.RELEASE, wire.pack("", "", "", 0, 0, terms.idle_ttl_ms)), go_on)
+
+    def check_idle(self) -> None:
+        if self._idle is not None and not self.leaving:
+            self._idle.set()
+
+    async def drained(self) -> None:
+        """Returns when nothing is on its way out any more."""
+        self._idle = asyncio.Event()
+        self.check_idle()
+        await self._idle.wait()

@@ -1,0 +1,140 @@
+-- acquire: asks for a permit; a repeated request finds its permit, with its lease full again, or its place.
+-- KEYS: state holders queue waiters
+-- ARGV: tag ticket request place weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label
+--       (waiter_lease_ms 0: never queue; max_waiters -1: no bound)
+-- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared}
+--        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more}
+--        {tag, BUSY} {tag, FULL, waiting} {tag, MISFIT, capacity} {tag, OTHER_WEIGHT, weight} {tag, WITHDRAWN} {tag, LAPSED}
+-- Cost: O(log n) with n holders and waiters, and for each of at most 100 that it reaps or grants.
+local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local weight, lease, wanted, idle, label = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[10]), ARGV[11]
+
+read(ticket)
+if tombstones > now and call('ZSCORE', waiters, '!' .. request) then return {tag, WITHDRAWN} end
+
+-- A declaration counts only when it differs from the last declared one, so that it does not undo a resize.
+local was_declared, was_capacity = 0, capacity
+if declared ~= wanted then
+  if declared ~= 0 or capacity == 0 then capacity = wanted end
+  was_declared, declared = declared, wanted
+end
+if weight > capacity then return {tag, MISFIT, capacity} end
+
+local function grant()
+  make_holder(ticket, weight, lease, place, request, label, now + lease, idle)
+  settle(now + lease, idle)
+  return {tag, GRANTED, fence, now, now + lease, capacity, was_declared}
+end
+
+-- The common path: room, nobody queued, nothing to reap. Its first write is one that a full server refuses.
+if not record and used + weight <= capacity and call('ZCARD', queue) == 0 then return grant() end
+
+--#include queue
+local waiter_lease, most = tonumber(ARGV[8]), tonumber(ARGV[9])
+
+local function write(its_fence, since)
+  set('t' .. ticket, format('%d %s %d %s %s %s %s', weight, its_fence, lease, since, place, request, label))
+end
+
+-- A ticket that is a holder already: its permit, with a full lease.
+local function held(its_fence, since)
+  call('PEXPIREAT', state, format('%d', math.max(expires, now + lease))) -- allowed on a full server, and so is the rest
+  lease_until(ticket, now + lease, idle)
+  write(its_fence, since)
+  if was_capacity ~= capacity then advance(idle) end
+  settle(now + lease, idle)
+  return {tag, GRANTED, tonumber(its_fence), tonumber(since), now + lease, capacity, was_declared}
+end
+
+local queued_since = false
+if record then
+  local its_weight, its_fence, _, since, its_place, its_request = parse(record)
+  local kept
+  if its_fence ~= '0' then
+    local deadline = call('ZSCORE', holders, ticket)
+    kept = deadline and tonumber(deadline) > now
+  else
+    kept = alive(its_place) and call('ZSCORE', queue, ticket)
+  end
+  if kept then
+    if its_weight ~= weight then return {tag, OTHER_WEIGHT, its_weight} end
+    -- A late copy, sent before its client moved to a new place, must not tie the ticket to the old one again.
+    if its_request == request and its_place ~= place
+      and tonumber(string.match(its_place, '%d+$') or 0) > tonumber(string.match(place, '%d+$') or 0) then
+      return {tag, WITHDRAWN}
+    end
+    if its_fence ~= '0' then return held(its_fence, since) end
+    queued_since = since
+  end
+end
+
+local lapses = waiter_lease > 0 and call('ZSCORE', waiters, place)
+if lapses and tonumber(lapses) <= now then return {tag, LAPSED} end
+
+local deadline = now + waiter_lease
+if queued_since then
+  call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
+  if waiter_lease > 0 then
+    call('ZADD', waiters, format('%d', deadline), place)
+    call('HSET', state, 't' .. ticket,
+      format('%d 0 %d %s %s %s %s', weight, lease, queued_since, place, request, label))
+  end
+else
+  call('HSET', state, 'c', capacity) -- refused by a full server before anything is reaped or granted
+  if record then
+    local its_weight, its_fence = parse(record)
+    if its_fence ~= '0' then remove_holder(ticket, its_weight) else remove_waiter(ticket) end
+  end
+end
+
+-- The queue moves only where time or this call has made it due; then who asks now comes after those who wait.
+local more, wait = 0, soonest()
+if wait == 0 or used < capacity or was_capacity ~= capacity then
+  more = advance(idle)
+  if was_capacity > capacity then tell_capacity() end
+  settle(deadline, idle)
+  changes, size, was = {'HSET', state}, 2, {fence, used, capacity, declared}
+  wait = soonest()
+end
+
+local ahead = call('ZCARD', queue)
+if queued_since then
+  ahead = call('ZRANK', queue, ticket)
+  if not ahead then -- granted just now
+    local _, its_fence, _, since = parse(call('HGET', state, 't' .. ticket))
+    return held(its_fence, since)
+  end
+elseif ahead == 0 and used + weight <= capacity then
+  return grant()
+elseif waiter_lease > 0 and most >= 0 and ahead >= most then
+  -- Only live waiters count; dead ones that are not at the head are still in the queue.
+  for _, other in ipairs(call('ZRANGE', queue, 0, BATCH - 1)) do
+    local _, _, _, _, its_place = parse(call('HGET', state, 't' .. other) or '')
+    if not its_place or not alive(its_place) then remove_waiter(other) end
+  end
+  ahead = call('ZCARD', queue)
+  if ahead >= most then
+    settle(now, idle)
+    return {tag, FULL, ahead}
+  end
+end
+if waiter_lease == 0 then
+  settle(now, idle)
+  return {tag, BUSY}
+end
+
+local its_sequence = sequence + 1
+if queued_since then
+  its_sequence = tonumber(call('ZSCORE', queue, ticket))
+else
+  set('s', format('%d', its_sequence))
+  call('ZADD', queue, format('%d', its_sequence), ticket)
+  if call('ZADD', waiters, format('%d', deadline), place) == 1 then
+    call('ZREMRANGEBYSCORE', waiters, '-inf', now - FORGET_MS)
+    queue_expires = math.min(queue_expires, deadline - 1) -- a key that was created just now has no end yet
+  end
+end
+if ahead == 0 or queue_expires < deadline then keep_queue(deadline, idle) end
+write('0', queued_since or format('%d', now))
+settle(deadline, idle)
+return {tag, QUEUED, its_sequence, ahead, wait, capacity, was_declared, more}

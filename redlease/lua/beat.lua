@@ -1,0 +1,25 @@
+-- beat: keeps a client's place in the queue, tells how its first waiter stands, and does what time has made due.
+-- KEYS: state holders queue waiters
+-- ARGV: tag place waiter_lease_ms ticket idle_ttl_ms
+--       (ticket: the first of the client's waiters in the order of arrival)
+-- Reply: {tag, QUEUED, ahead, soonest, capacity, more}
+--        {tag, GRANTED} the first is no longer queued: ask again for it; {tag, LAPSED} the place is gone: take a new one
+-- Cost: O(log n), and for each of at most 100 that it reaps or grants.
+local tag, place, waiter_lease, ticket, idle = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+
+--#include queue
+read(ticket)
+if not alive(place) then return {tag, LAPSED} end
+local deadline = now + waiter_lease
+call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
+call('ZADD', waiters, format('%d', deadline), place)
+if queue_expires < deadline then keep_queue(deadline, idle) end
+
+local wait, more = soonest(), 0
+local due = wait == 0 or used < capacity
+if due then more = advance(idle) end
+if due or size > 2 or expires < now + idle then settle(deadline, idle) end
+if due then wait = soonest() end
+local ahead = call('ZRANK', queue, ticket)
+if not ahead then return {tag, GRANTED} end
+return {tag, QUEUED, ahead, wait, capacity, more}

@@ -1,0 +1,27 @@
+-- probe: tries every command that the operations use, on keys of its own, and names those this user may not run.
+-- KEYS: state holders queue waiters
+-- ARGV: tag channel
+-- Reply: {tag, error, ...}: the text of each error, none when all is allowed
+-- Cost: O(1).
+local failed = {ARGV[1]}
+local function try(...)
+  local reply = redis.pcall(...)
+  if type(reply) == 'table' and reply.err then failed[#failed + 1] = string.lower((...)) .. ': ' .. reply.err end
+end
+try('HSET', KEYS[1], 'f', '0')
+try('HMGET', KEYS[1], 'f')
+try('HGET', KEYS[1], 'f')
+try('HDEL', KEYS[1], 'f')
+for i = 2, 4 do
+  try('ZADD', KEYS[i], 1, 'm')
+  try('ZSCORE', KEYS[i], 'm')
+  try('ZRANK', KEYS[i], 'm')
+  try('ZCARD', KEYS[i])
+  try('ZRANGE', KEYS[i], 0, 0)
+  try('ZRANGEBYSCORE', KEYS[i], '-inf', '+inf', 'LIMIT', 0, 1)
+  try('ZREM', KEYS[i], 'm')
+  try('PEXPIREAT', KEYS[i], 1)
+end
+try('TIME')
+try('PUBLISH', ARGV[2], '')
+return failed

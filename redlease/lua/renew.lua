@@ -1,0 +1,21 @@
+-- renew: gives a permit a full lease again, if it is still held. What has lapsed is never re-taken.
+-- KEYS: state holders queue waiters
+-- ARGV: tag ticket fence lease_ms idle_ttl_ms
+-- Reply: {tag, deadline, capacity}; deadline 0 when the permit is no longer held
+-- Cost: O(log n).
+local tag, ticket, its_fence, lease, idle = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+
+read(ticket)
+if not record then return {tag, 0, capacity} end
+local weight, held_fence, its_lease, since, place, request, label = parse(record)
+local deadline = held_fence == its_fence and call('ZSCORE', holders, ticket)
+if not deadline or tonumber(deadline) <= now then return {tag, 0, capacity} end
+
+deadline = now + lease
+call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
+lease_until(ticket, deadline, idle)
+if tonumber(its_lease) ~= lease then
+  set('t' .. ticket, format('%d %s %d %s %s %s %s', weight, held_fence, lease, since, place, request, label))
+end
+if size > 2 or expires < now + idle then settle(deadline, idle) end
+return {tag, deadline, capacity}

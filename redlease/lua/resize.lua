@@ -1,0 +1,16 @@
+-- resize: sets the capacity without declaring it, so that a restarted process with its old value does not undo it.
+-- KEYS: state holders queue waiters
+-- ARGV: tag capacity idle_ttl_ms
+-- Reply: {tag, more}
+-- Cost: O(log n) for each of at most 100 that it grants; up to 100 clients are told of a smaller capacity.
+local tag, wanted, idle = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+
+--#include queue
+read('')
+local shrinks = wanted < capacity
+capacity = wanted
+call('HSET', state, 'c', capacity)
+local more = advance(idle)
+if shrinks then tell_capacity() end
+settle(now, idle)
+return {tag, more}

@@ -1,0 +1,14 @@
+-- watch: asks that changes be published for a while to the channel <state>:watch; costs others nothing after that.
+-- KEYS: state holders queue waiters
+-- ARGV: tag watch_ms
+-- Reply: {tag, soonest}
+-- Cost: O(log n).
+local tag, watch_ms = ARGV[1], tonumber(ARGV[2])
+
+--#include queue
+read('')
+watched = math.max(watched, now + watch_ms)
+expires = math.max(expires, watched)
+call('HSET', state, 'w', format('%d', watched), 'k', format('%d', expires))
+call('PEXPIREAT', state, format('%d', expires))
+return {tag, soonest()}

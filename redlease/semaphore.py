@@ -1,0 +1,471 @@
+"""The semaphore, from which everything else is a thin skin."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from . import clock, wire
+from .connection import LIMIT_MS
+from .errors import AcquireTimeout, LeaseLost
+from .hold import Hold, HoldRequest, OnLost
+from .keeper import Leaving
+from .models import Permit, Snapshot
+from .waiting import Outcome, Room, Waiting
+
+Duration = float | timedelta
+
+WATCH_MS = 30_000  # for how long one call asks that changes be published
+
+
+class _Wish(NamedTuple):
+    """The parameters of one acquire, checked."""
+
+    ask: wire.Ask
+    terms: wire.Terms
+    metadata: dict[str, str]
+    timeout_ms: int | None
+    forget_ticket: Callable[[], None]
+
+
+def _nothing() -> None:
+    pass
+
+
+class Semaphore:
+    """At most `capacity` units of a resource are held at once, granted in the order of arrival.
+
+    Made by `Redlease.semaphore`. One object may be shared by any number of tasks; objects of one name, in whatever
+    process, are one semaphore.
+
+    Example:
+        >>> pool = client.semaphore("gpu", capacity=3, lease=30)  # doctest: +SKIP
+        >>> async with pool.hold(timeout=10) as hold:  # doctest: +SKIP
+        ...     await train(fence=hold.fence)
+    """
+
+    def __init__(self, room: Room, resource: wire.Resource, terms: wire.Terms) -> None:
+        self._room = room
+        self._connection = room.connection
+        self._resource = resource
+        self._terms = terms
+        self._label = wire.label(terms.owner, {})
+        self._entered: weakref.WeakKeyDictionary[asyncio.Task[Any], list[HoldRequest]] = weakref.WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} capacity={self._terms.capacity}>"
+
+    @property
+    def name(self) -> str:
+        """The name of the resource."""
+        return self._resource.name
+
+    # Acquiring
+
+    def hold(
+        self,
+        *,
+        timeout: Duration | None = None,
+        ticket: str | None = None,
+        weight: int = 1,
+        owner: str | None = None,
+        metadata: dict[str, str] | None = None,
+        on_lost: OnLost = "cancel",
+        max_hold: Duration | None = None,
+    ) -> HoldRequest:
+        """Acquires and keeps a permit: `async with pool.hold() as hold:`, or `hold = await pool.hold()`.
+
+        Args:
+            timeout: Seconds to wait for the grant, outages included; None waits for ever.
+            ticket: The id of the request. A repeated request with its ticket finds its permit or its place.
+            weight: Units to hold.
+            owner: Who is shown as holder.
+            metadata: Shown by `inspect()`.
+            on_lost: "cancel" cancels the body when the permit is lost, "signal" only sets `hold.lost`.
+            max_hold: Seconds after which renewal stops and the lease runs out.
+
+        Raises:
+            AcquireTimeout: No grant within `timeout`; the request is out of the queue.
+            QueueFull: `max_waiters` wait already.
+            LeaseLost: The permit was lost while the body ran.
+            ValueError: A parameter is wrong, or the weight can never fit.
+        """
+        if on_lost not in ("cancel", "signal"):
+            raise ValueError(f"on_lost must be 'cancel' or 'signal', not {on_lost!r}")
+        max_hold_ms = None if max_hold is None else wire.milliseconds("max_hold", max_hold, 1)
+        wish = self._checked(timeout, ticket, weight, owner, metadata)
+
+        async def acquire() -> Hold:
+            return await self._acquire_hold(
+                wish if ticket is not None else self._fresh(wish), ticket, on_lost, max_hold_ms
+            )
+
+        return HoldRequest(acquire)
+
+    async def acquire(
+        self,
+        *,
+        timeout: Duration | None = None,
+        ticket: str | None = None,
+        weight: int = 1,
+        owner: str | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> Permit:
+        """Acquires a permit as data: nobody renews it, and it is the caller's to release.
+
+        Takes and raises what `hold` does.
+        """
+        wish = self._checked(timeout, ticket, weight, owner, metadata)
+        permit = await self._acquire_permit(wish, ticket, queue=wish.timeout_ms != 0, limit_ms=wish.timeout_ms)
+        if permit is None:
+            raise self._timed_out(wish)
+        return permit
+
+    async def try_acquire(
+        self,
+        *,
+        ticket: str | None = None,
+        weight: int = 1,
+        owner: str | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> Permit | None:
+        """Acquires a permit if that takes no waiting; None otherwise. Never queues, and never passes one who does.
+
+        Raises:
+            Unavailable: The server was not reached.
+        """
+        return await self._acquire_permit(self._checked(None, ticket, weight, owner, metadata), ticket, queue=False)
+
+    async def adopt(
+        self, permit: Permit, *, refence: bool = True, on_lost: OnLost = "cancel", max_hold: Duration | None = None
+    ) -> Hold:
+        """Takes over a permit, stored before a restart or handed over by another process, and keeps it from then on.
+
+        It gets a new fence, so that whoever had it before is refused; `refence=False` keeps the fence, for where no
+        former holder can be left.
+
+        Raises:
+            LeaseLost: It is no longer held under its fence: it lapsed, was released, or another has adopted it.
+        """
+        self._own(permit)
+        max_hold_ms = None if max_hold is None else wire.milliseconds("max_hold", max_hold, 1)
+        terms = self._terms
+        written = wire.label(terms.owner, permit.metadata)
+        ask = wire.Ask(permit.ticket, self._room.new_request(), permit.weight, written)
+        forget_ticket = self._room.claim_ticket(self._resource, permit.ticket)
+        try:
+            answer = await self._connection.call(
+                *(self._resource, wire.ADOPT, ask.ticket, permit.fence, ask.request, self._room.new_name()),
+                *(terms.lease_ms, int(refence), terms.idle_ttl_ms, written),
+                ticket=permit.ticket,
+            )
+            if answer.values[0] == 0:
+                raise self._lost(permit, "it lapsed, was released, or somebody else adopted it")
+        except BaseException:
+            forget_ticket()
+            raise
+        fence, granted_at_ms, expires_at_ms, _, capacity = answer.values
+        granted = wire.Granted(fence, granted_at_ms, expires_at_ms, capacity)
+        wish = _Wish(ask, terms, dict(permit.metadata), None, forget_ticket)
+        return self._begin(wish, Outcome(granted, answer.sent_ms + terms.lease_ms), on_lost, max_hold_ms, unsure=False)
+
+    # Permits
+
+    async def renew(self, permit: Permit, *, lease: Duration | None = None) -> Permit:
+        """Gives a permit a full lease again, of another length if given; returns it with its new deadline.
+
+        Raises:
+            LeaseLost: It is no longer held under its fence.
+            Unavailable: The server was not reached.
+        """
+        self._own(permit)
+        lease_ms = permit.lease_ms if lease is None else wire.milliseconds("lease", lease, wire.LEASE_MS_MIN)
+        answer = await self._connection.call(
+            *(self._resource, wire.RENEW, permit.ticket, permit.fence, lease_ms, self._terms.idle_ttl_ms),
+            ticket=permit.ticket,
+        )
+        deadline, capacity = answer.values
+        if deadline == 0:
+            raise self._lost(permit, "it lapsed, was released, or somebody else adopted it")
+        return replace(permit, lease_ms=lease_ms, expires_at_ms=deadline, capacity=capacity)
+
+    async def release(self, permit: Permit | str) -> bool:
+        """Gives a permit back; whether it was held until now. May be repeated.
+
+        With a ticket instead of a permit this is administrative: no fence is checked, and a waiter is taken out of the
+        queue too.
+
+        Raises:
+            Unavailable: The server was not reached. A permit is still released in the background while it lasts.
+        """
+        if isinstance(permit, str):
+            wire.checked_text("ticket", permit, wire.TICKET_BYTES_MAX)
+            return await self._expel(permit, "")
+        self._own(permit)
+        future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+        now_ms = clock.now_ms()
+        request, until_ms = self._room.unsure.pop((self._resource.state_key, permit.ticket), ("", 0.0))
+        leaving = Leaving(
+            *(self._room.keeper, self._resource, wire.Ask(permit.ticket, request, permit.weight, "")),
+            self._terms._replace(lease_ms=permit.lease_ms),
+            fence=permit.fence,
+            unsure=now_ms < until_ms,
+            until_ms=now_ms + permit.lease_ms,
+            done=lambda released: None if future.done() else future.set_result(released),
+        )
+        self._connection.start()
+        leaving.start()
+        try:
+            async with asyncio.timeout(LIMIT_MS / 1000):
+                released = await future
+        except TimeoutError:
+            released = None
+        if released is None:
+            raise self._connection.unavailable(self.name, permit.ticket)
+        return released
+
+    async def check(self, permit: Permit) -> bool:
+        """Whether the permit is held now, under its fence."""
+        self._own(permit)
+        answer = await self._connection.call(
+            *(self._resource, wire.CHECK, permit.ticket, permit.fence), ticket=permit.ticket
+        )
+        return bool(answer.values[0])
+
+    # The resource as a whole
+
+    async def inspect(self, *, limit: int = wire.SNAPSHOT_LIMIT) -> Snapshot:
+        """The resource as it is at one moment, with at most `limit` holders and as many waiters."""
+        wire.checked_count("limit", limit)
+        answer = await self._connection.call(self._resource, wire.INSPECT, limit)
+        return wire.read_snapshot(self.name, self._terms.capacity, answer.values)
+
+    async def locked(self) -> bool:
+        """Whether an acquire of weight 1 would have to wait now."""
+        answer = await self._connection.call(self._resource, wire.INSPECT, 0)
+        _, _, capacity, in_use, waiting, _, _ = answer.values
+        return bool(waiting > 0 or in_use >= (capacity or self._terms.capacity))
+
+    async def resize(self, capacity: int) -> None:
+        """Sets the capacity. Permits granted before stay; a waiter that can never fit any more gets ValueError.
+
+        It lasts until a process declares a capacity that differs from the one last declared.
+        """
+        wire.checked_count("capacity", capacity)
+        answer = await self._connection.call(self._resource, wire.RESIZE, capacity, self._terms.idle_ttl_ms)
+        self._room.keeper.follow_up(self._resource, self._terms, more=answer.values[0])
+
+    async def release_all(self, *, queue: bool = False) -> int:
+        """Frees every holder there is, with `queue` every waiter first; how many. Their clients are told at once."""
+        freed = 0
+        while True:
+            snapshot = await self.inspect()
+            waiters = snapshot.waiters if queue else ()
+            gone = [await self._expel(waiter.ticket, "") for waiter in waiters]
+            gone += [await self._expel(permit.ticket, permit.fence) for permit in snapshot.holders]
+            freed += sum(gone)
+            if max(len(snapshot.holders), len(waiters)) < wire.SNAPSHOT_LIMIT:
+                return freed
+
+    async def _expel(self, ticket: str, fence: int | str) -> bool:
+        answer = await self._connection.call(
+            *(self._resource, wire.RELEASE, ticket, fence, "", self._terms.lease_ms, 1, self._terms.idle_ttl_ms),
+            ticket=ticket,
+        )
+        released, more = answer.values
+        self._room.keeper.follow_up(self._resource, self._terms, more=more)
+        return bool(released)
+
+    async def watch(self) -> AsyncIterator[Snapshot]:
+        """Yields the resource as it is, and again each time it has changed; changes are pushed.
+
+        Changes in quick succession may be seen as one. Costs nothing on the server while nobody watches.
+        """
+        changed = asyncio.Event()
+        channel = self._resource.watch_channel
+
+        def tell(_: bytes) -> None:
+            changed.set()
+
+        self._room.watchers.add(changed)
+        await self._connection.subscribe(channel, tell)
+        try:
+            seen = None
+            while True:
+                changed.clear()
+                answer = await self._connection.call(self._resource, wire.WATCH, WATCH_MS, limit_ms=None)
+                snapshot = await self.inspect()
+                if _shape(snapshot) != seen:
+                    seen = _shape(snapshot)
+                    yield snapshot
+                await _wait(changed, WATCH_MS / 3, answer.values[0])
+        finally:
+            self._room.watchers.discard(changed)
+            self._connection.unsubscribe(channel, tell)
+
+    # A plain `async with pool as hold:`
+
+    async def __aenter__(self) -> Hold:
+        request = self.hold()
+        hold = await request.__aenter__()
+        task = asyncio.current_task()
+        assert task is not None
+        self._entered.setdefault(task, []).append(request)
+        return hold
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        task = asyncio.current_task()
+        stack = self._entered.get(task) if task is not None else None
+        if not stack:
+            raise RuntimeError(
+                f"{self!r} is left by a task that did not enter it: use `async with {self.name}.hold():`"
+            )
+        await stack.pop().__aexit__(kind, error, traceback)
+
+    # How it is done
+
+    def _checked(
+        self,
+        timeout: Duration | None,
+        ticket: str | None,
+        weight: int,
+        owner: str | None,
+        metadata: dict[str, str] | None,
+    ) -> _Wish:
+        timeout_ms = None if timeout is None else wire.milliseconds("timeout", timeout)
+        if weight != 1 or type(weight) is not int:
+            wire.checked_count("weight", weight)
+        terms, written, metadata = self._terms, self._label, wire.checked_metadata(metadata)
+        if owner is not None:
+            terms = terms._replace(owner=wire.checked_text("owner", owner, wire.OWNER_BYTES_MAX))
+        if owner is not None or metadata:
+            written = wire.label(terms.owner, metadata)
+        if ticket is not None:
+            wire.checked_text("ticket", ticket, wire.TICKET_BYTES_MAX)
+        request = self._room.new_request()
+        return _Wish(wire.Ask(ticket or request, request, weight, written), terms, metadata, timeout_ms, _nothing)
+
+    def _fresh(self, wish: _Wish) -> _Wish:
+        """The same wish as a new request: a `hold()` may be awaited more than once."""
+        request = self._room.new_request()
+        return wish._replace(ask=wish.ask._replace(ticket=request, request=request))
+
+    async def _acquire_hold(self, wish: _Wish, ticket: str | None, on_lost: OnLost, max_hold_ms: int | None) -> Hold:
+        if ticket is not None:
+            wish = wish._replace(forget_ticket=self._room.claim_ticket(self._resource, ticket))
+        try:
+            waiting, outcome = await self._obtain(
+                wish, queue=wish.timeout_ms != 0, claim=False, limit_ms=wish.timeout_ms
+            )
+            if outcome is None:
+                raise self._timed_out(wish)
+        except BaseException:
+            wish.forget_ticket()
+            raise
+        return self._begin(wish, outcome, on_lost, max_hold_ms, unsure=waiting.unsure)
+
+    def _begin(self, wish: _Wish, outcome: Outcome, on_lost: OnLost, max_hold_ms: int | None, *, unsure: bool) -> Hold:
+        hold = Hold(self._room.keeper, self._resource, wish.ask, wish.terms)
+        hold.on_lost = on_lost
+        hold.permit_metadata = wish.metadata
+        hold.forget_ticket = wish.forget_ticket
+        hold.unsure = unsure
+        now_ms = clock.now_ms()
+        if max_hold_ms is not None:
+            hold.renew_until_ms = now_ms + max_hold_ms
+        hold.begin(outcome.granted, outcome.deadline_ms, now_ms)
+        return hold
+
+    async def _acquire_permit(
+        self, wish: _Wish, ticket: str | None, *, queue: bool, limit_ms: int | None = None
+    ) -> Permit | None:
+        forget_ticket = _nothing if ticket is None else self._room.claim_ticket(self._resource, ticket)
+        try:
+            waiting, outcome = await self._obtain(wish, queue=queue, claim=True, limit_ms=limit_ms)
+        finally:
+            forget_ticket()
+        if outcome is None:
+            return None
+        if waiting.unsure:
+            self._remember_unsure(wish.ask)
+        granted, ask, terms = outcome.granted, wish.ask, wish.terms
+        return Permit(
+            *(self.name, ask.ticket, granted.fence, ask.weight, granted.capacity, terms.lease_ms),
+            *(granted.granted_at_ms, granted.expires_at_ms, terms.owner, wish.metadata),
+        )
+
+    def _remember_unsure(self, ask: wire.Ask) -> None:
+        now_ms, unsure = clock.now_ms(), self._room.unsure
+        for key in [key for key, (_, until_ms) in unsure.items() if until_ms < now_ms]:
+            del unsure[key]
+        unsure[self._resource.state_key, ask.ticket] = (ask.request, now_ms + max(self._terms.lease_ms, LIMIT_MS))
+
+    async def _obtain(
+        self, wish: _Wish, *, queue: bool, claim: bool, limit_ms: int | None
+    ) -> tuple[Waiting, Outcome | None]:
+        """Asks and waits. Whatever ends this but an outcome gives back what the request has or may yet get."""
+        waiting = self._room.enter(self._resource, wish.ask, wish.terms, queue=queue, claim=claim)
+        timer = None
+        if not queue:
+            timer = asyncio.get_running_loop().call_later(LIMIT_MS / 1000, self._unreached, waiting)
+        elif limit_ms is not None:
+            timer = asyncio.get_running_loop().call_later(limit_ms / 1000, waiting.time_out, limit_ms)
+        try:
+            outcome = await waiting.future
+        except BaseException:
+            self._room.give_up(waiting)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        self._room.leave(waiting)
+        return waiting, outcome
+
+    def _unreached(self, waiting: Waiting) -> None:
+        waiting.fail(self._connection.unavailable(self.name, waiting.ask.ticket))
+
+    def _own(self, permit: Permit) -> None:
+        if not isinstance(permit, Permit) or permit.resource != self.name:
+            raise ValueError(f"{permit!r} is no permit of resource {self.name!r}")
+
+    def _lost(self, permit: Permit, why: str) -> LeaseLost:
+        message = (
+            f"resource {self.name!r}: permit {permit.ticket!r} (fence {permit.fence}) is no longer held: {why}. "
+            "Stop the work that needs it, or acquire again"
+        )
+        return LeaseLost(message, resource=self.name, ticket=permit.ticket)
+
+    def _timed_out(self, wish: _Wish) -> AcquireTimeout:
+        message = f"resource {self.name!r}: no permit without waiting, and timeout is 0. The request was not queued"
+        return AcquireTimeout(message, resource=self.name, ticket=wish.ask.ticket)
+
+
+class Lock(Semaphore):
+    """A semaphore of capacity 1: one holder at a time, in the order of arrival. Made by `Redlease.lock`.
+
+    Example:
+        >>> async with client.lock("invoice:42", lease=30) as hold:  # doctest: +SKIP
+        ...     await pay(fence=hold.fence)
+    """
+
+
+def _shape(snapshot: Snapshot) -> tuple[object, ...]:
+    """What counts as a change: renewals do not."""
+    holders = tuple((permit.ticket, permit.fence) for permit in snapshot.holders)
+    return snapshot.capacity, snapshot.fence, holders, tuple(waiter.ticket for waiter in snapshot.waiters)
+
+
+async def _wait(changed: asyncio.Event, most_ms: float, soonest_ms: int) -> None:
+    wait_ms = most_ms if soonest_ms < 0 else min(most_ms, soonest_ms + 2)
+    waiting: Awaitable[bool] = changed.wait()
+    try:
+        await asyncio.wait_for(waiting, wait_ms / 1000)
+    except TimeoutError:
+        return

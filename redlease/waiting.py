@@ -1,0 +1,415 @@
+"""Acquire requests under way, and the places that this client keeps for them in the queues of resources.
+
+A client has one place on a resource, however many of its tasks wait there: one entry with one deadline on the server,
+kept by one beat. A place that has lapsed is never revived; its waiters are asked for anew from a place of a new epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+
+from . import clock, wire
+from .connection import Connection, Reply
+from .errors import AcquireTimeout, QueueFull, RedleaseError, Withdrawn
+from .keeper import RETRY_MS, Keeper, Leaving
+from .wire import Status
+
+logger = logging.getLogger("redlease")
+
+BEATS_A_LEASE = 3
+# Every client with waiters calls when something may have lapsed: one after the other, by its place.
+STAGGER_MS, STAGGER_PLACES = 5.0, 100
+ROUNDING_MS = 2.0  # the server tells whole ms
+
+
+class Outcome(NamedTuple):
+    """A grant, and until when it is good by the local clock."""
+
+    granted: wire.Granted
+    deadline_ms: float
+
+
+class Waiting:
+    """One acquire request, until it is granted, refused or given up.
+
+    `claim`: the caller will not renew, so a grant out of the queue is asked for once more, which fills its lease.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        ask: wire.Ask,
+        terms: wire.Terms,
+        future: asyncio.Future[Outcome | None],
+        *,
+        queue: bool,
+        claim: bool,
+    ) -> None:
+        self.place = place
+        self.ask = ask
+        self.terms = terms
+        self.future = future
+        self.queue = queue
+        self.claim = claim
+        self.sequence: int | None = None
+        self.sent = False
+        self.unsure = False  # whether a copy may still be under way on a connection that was lost
+        self.asked_from = ""
+        self.due_ms: float | None = None
+
+    def turn(self, now_ms: float) -> bool:
+        """Asks, or asks again: the same request finds its permit or its place."""
+        connection = self.place.room.keeper.connection
+        if self.future.done() or not connection.ready:
+            return False
+        self.sent = True
+        self.asked_from = self.place.name
+        tail = wire.acquire_tail(self.ask, self.terms, self.asked_from, self.place.lease_ms if self.queue else 0)
+        command = self.place.resource.command(wire.ACQUIRE, tail)
+        connection.send(command, partial(self._answered, now_ms, self.asked_from))
+        return True
+
+    def _answered(self, sent_ms: float, asked_from: str, reply: Reply) -> None:
+        if reply is None:
+            self.unsure = True  # asked again when the connection is back
+        elif self.future.done():
+            return
+        elif isinstance(reply, wire.Fault):
+            if reply.passes:
+                self._again(RETRY_MS)
+            else:
+                self.future.set_exception(reply.error(self.place.resource.name, self.ask.ticket))
+        else:
+            self._read(sent_ms, asked_from, reply[1], reply[2:])
+
+    def _read(self, sent_ms: float, asked_from: str, status: int, values: list[int]) -> None:
+        if status == Status.GRANTED:
+            granted = wire.Granted(*values)
+            self.place.room.declared(self.place.resource, self.terms, granted.was_declared)
+            self.settle(granted, sent_ms + self.terms.lease_ms)
+        elif status == Status.QUEUED:
+            queued = wire.Queued(*values)
+            self.place.room.declared(self.place.resource, self.terms, queued.was_declared)
+            self.sequence = queued.sequence
+            self.place.queued(self, asked_from, sent_ms, queued)
+        elif status == Status.LAPSED:
+            self.place.lapsed(asked_from)
+        elif status == Status.BUSY:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(self._refusal(status, values))
+
+    def settle(self, granted: wire.Granted, deadline_ms: float) -> None:
+        """It is granted."""
+        if not self.future.done():
+            self.future.set_result(Outcome(granted, deadline_ms))
+
+    def handed_over(self, granted: wire.Granted) -> None:
+        """The message of a grant came: its lease is what is left of the place it was asked from."""
+        deadline_ms = self.place.deadline_ms
+        if self.claim or deadline_ms is None or self.asked_from != self.place.name or clock.now_ms() >= deadline_ms:
+            self._again(0)
+        else:
+            self.settle(granted, deadline_ms)
+
+    def _again(self, wait_ms: float) -> None:
+        self.place.room.keeper.schedule.at(clock.now_ms() + wait_ms, self)
+
+    def _refusal(self, status: int, values: list[int]) -> Exception:
+        name, ticket = self.place.resource.name, self.ask.ticket
+        if status == Status.FULL:
+            return QueueFull(
+                f"resource {name!r}: {values[0]} requests wait already and max_waiters is {self.terms.max_waiters}; "
+                "this one was not queued. Try again later",
+                resource=name,
+                ticket=ticket,
+            )
+        if status == Status.MISFIT:
+            return misfit(name, self.ask, values[0])
+        if status == Status.OTHER_WEIGHT:
+            return ValueError(
+                f"resource {name!r}: ticket {ticket!r} is known with weight {values[0]}, not {self.ask.weight}. "
+                "Ask with the same weight, or release it first"
+            )
+        return withdrawn(name, ticket)
+
+    def fail(self, error: Exception) -> None:
+        """It will not be granted."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def time_out(self, timeout_ms: float) -> None:
+        """The caller's time is over."""
+        name, ticket = self.place.resource.name, self.ask.ticket
+        connection = self.place.room.keeper.connection
+        if not connection.ready:
+            why = str(connection.unavailable())
+        elif self.sequence is None:
+            why = "the server has not answered"
+        else:
+            why = "others hold it or are ahead in the queue; `inspect()` shows them"
+        message = f"resource {name!r}: no permit within {timeout_ms / 1000:g} s: {why}. The request is out of the queue"
+        self.fail(AcquireTimeout(message, resource=name, ticket=ticket))
+
+
+def misfit(name: str, ask: wire.Ask, capacity: int) -> ValueError:
+    """The error for a weight that can not fit."""
+    return ValueError(
+        f"resource {name!r}: weight {ask.weight} can never fit, the capacity is {capacity} (ticket {ask.ticket!r})"
+    )
+
+
+def withdrawn(name: str, ticket: str) -> Withdrawn:
+    """The error for a waiter that somebody took out."""
+    message = f"resource {name!r}: ticket {ticket!r} was taken out of the queue by its ticket. Ask again to queue anew"
+    return Withdrawn(message, resource=name, ticket=ticket)
+
+
+class Place:
+    """This client's place on one resource."""
+
+    def __init__(self, room: Room, resource: wire.Resource) -> None:
+        self.room = room
+        self.resource = resource
+        self.name = room.new_name()
+        self.deadline_ms: float | None = None  # None: the server has not confirmed it
+        self.waiters: dict[str, Waiting] = {}
+        self.due_ms: float | None = None
+        self.lease_ms = 0
+        self._beating = False
+
+    def _first(self) -> Waiting | None:
+        queued = (waiting for waiting in self.waiters.values() if waiting.sequence is not None)
+        return min(queued, key=lambda waiting: waiting.sequence or 0, default=None)
+
+    def queued(self, waiting: Waiting, asked_from: str, sent_ms: float, queued: wire.Queued) -> None:
+        """The server has queued one of the waiters."""
+        self.room.keeper.follow_up(self.resource, waiting.terms, more=queued.more)
+        if asked_from == self.name:
+            due_ms = self._confirm(sent_ms, queued.ahead, queued.soonest_ms)
+            if self.due_ms is None or due_ms < self.due_ms:
+                self.room.keeper.schedule.at(due_ms, self)
+
+    def _confirm(self, sent_ms: float, ahead: int, soonest_ms: int) -> float:
+        """The server has kept the place; returns when to call next."""
+        self.deadline_ms = max(self.deadline_ms or 0.0, sent_ms + self.lease_ms)
+        due_ms = sent_ms + self.lease_ms / BEATS_A_LEASE
+        if soonest_ms >= 0:
+            stagger_ms = STAGGER_MS * min(ahead, STAGGER_PLACES)
+            due_ms = min(due_ms, clock.now_ms() + soonest_ms + ROUNDING_MS + stagger_ms)
+        return due_ms
+
+    def turn(self, now_ms: float) -> bool:
+        """Beats, or finds that the place has lapsed."""
+        if self.deadline_ms is None:
+            return False
+        if now_ms >= self.deadline_ms:
+            self.lapsed(self.name)
+            return False
+        # With nobody waiting the place is remembered until it lapses: who comes meanwhile needs no new one.
+        first = self._first()
+        if first is None:
+            self.room.keeper.schedule.at(self.deadline_ms, self)
+            return False
+        self.room.keeper.schedule.at(self.deadline_ms, self)  # until a reply says more
+        connection = self.room.keeper.connection
+        if self._beating or not connection.ready:
+            return False
+        self._beating = True
+        tail = wire.pack(self.name, self.lease_ms, first.ask.ticket, first.terms.idle_ttl_ms)
+        connection.send(self.resource.command(wire.BEAT, tail), partial(self._beaten, now_ms, self.name, first))
+        return True
+
+    def _beaten(self, sent_ms: float, name: str, first: Waiting, reply: Reply) -> None:
+        self._beating = False
+        schedule = self.room.keeper.schedule
+        if reply is None or name != self.name:
+            return
+        if isinstance(reply, wire.Fault):
+            schedule.at(clock.now_ms() + RETRY_MS, self)
+        elif reply[1] == Status.LAPSED:
+            self.lapsed(name)
+        elif reply[1] == Status.GRANTED:
+            schedule.at(self._confirm(sent_ms, 0, -1), self)
+            self._missed(first)
+        else:
+            beaten = wire.Beaten(*reply[2:])
+            schedule.at(self._confirm(sent_ms, beaten.ahead, beaten.soonest_ms), self)
+            self.room.keeper.follow_up(self.resource, first.terms, more=beaten.more)
+            self.resized(beaten.capacity)
+
+    def _missed(self, first: Waiting) -> None:
+        """The first is queued no longer and no message said so: asks for it, and looks at the next one at once."""
+        now_ms = clock.now_ms()
+        if first.ask.request in self.waiters:
+            first.sequence = None
+            self.room.keeper.schedule.at(now_ms, first)
+        if self._first() is not None:
+            self.room.keeper.schedule.at(now_ms, self)
+
+    def resized(self, capacity: int) -> None:
+        """The resource has this capacity now: who can never fit is told."""
+        for waiting in list(self.waiters.values()):
+            if waiting.ask.weight > capacity:
+                waiting.fail(misfit(self.resource.name, waiting.ask, capacity))
+
+    def lapsed(self, name: str) -> None:
+        """The place of that name is gone: everybody queues anew, in the order they had."""
+        if name != self.name:
+            return
+        self.name = self.room.new_name()
+        self.deadline_ms = None
+        self.room.keeper.schedule.drop(self)
+        if not self.waiters:
+            self.room.forget(self)
+            return
+        logger.warning("resource %r: the place in the queue lapsed; queueing anew", self.resource.name)
+        now_ms = clock.now_ms()
+        for waiting in sorted(self.waiters.values(), key=lambda waiting: waiting.sequence or 2**62):
+            waiting.sequence = None
+            self.room.keeper.schedule.at(now_ms, waiting)
+
+    def on_ready(self) -> None:
+        """The connection is back: those without a place ask; a beat finds out about the others."""
+        now_ms = clock.now_ms()
+        for waiting in self.waiters.values():
+            if waiting.sequence is None:
+                self.room.keeper.schedule.at(now_ms, waiting)
+        if self.deadline_ms is not None:
+            self.room.keeper.schedule.at(now_ms, self)
+
+
+class Room:
+    """All acquire requests of a client, and its places."""
+
+    def __init__(self, keeper: Keeper, channel: str) -> None:
+        self.keeper = keeper
+        self.connection: Connection = keeper.connection
+        self.places: dict[bytes, Place] = {}
+        self.waitings: dict[str, Waiting] = {}
+        self._channel = channel
+        self._id = secrets.token_hex(8)
+        self._requests = count(1)
+        self._epochs = count(1)
+        self._warned: set[tuple[str, int]] = set()
+        self._tickets: set[tuple[bytes, str]] = set()
+        # Requests of plain permits of which a late copy may still be under way, and until when that matters.
+        self.unsure: dict[tuple[bytes, str], tuple[str, float]] = {}
+        self.watchers: set[asyncio.Event] = set()
+
+    def new_request(self) -> str:
+        """The id of a request, which no other request of any client has."""
+        return f"{self._id}-{next(self._requests):x}"
+
+    def new_name(self) -> str:
+        """A place's name that was never used before."""
+        return f"{self._channel}|{next(self._epochs)}"
+
+    def claim_ticket(self, resource: wire.Resource, ticket: str) -> Callable[[], None]:
+        """Marks a ticket as in use here, until what this returns is called; ValueError when it is already."""
+        key = (resource.state_key, ticket)
+        if key in self._tickets:
+            raise ValueError(
+                f"resource {resource.name!r}: ticket {ticket!r} is in use in this client already. "
+                "One ticket is one request: wait for it to end, or take another ticket"
+            )
+        self._tickets.add(key)
+        return lambda: self._tickets.discard(key)
+
+    def enter(self, resource: wire.Resource, ask: wire.Ask, terms: wire.Terms, *, queue: bool, claim: bool) -> Waiting:
+        """Begins a request; `future` of what it returns is the outcome, None when it was not to queue and had to."""
+        self.connection.start()
+        place = self.places.get(resource.state_key)
+        if place is None:
+            place = self.places[resource.state_key] = Place(self, resource)
+        future: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+        waiting = Waiting(place, ask, terms, future, queue=queue, claim=claim)
+        # One length for the whole place, and it only grows: a shorter one would move its deadline back.
+        place.lease_ms = max(place.lease_ms, terms.waiter_lease_ms)
+        place.waiters[ask.request] = waiting
+        self.waitings[ask.request] = waiting
+        if self.connection.refusal is not None:
+            waiting.fail(self.connection.refusal)
+        waiting.turn(clock.now_ms())
+        return waiting
+
+    def leave(self, waiting: Waiting) -> None:
+        """Ends a request that has its outcome."""
+        place = waiting.place
+        self.waitings.pop(waiting.ask.request, None)
+        place.waiters.pop(waiting.ask.request, None)
+        self.keeper.schedule.drop(waiting)
+        if not place.waiters and place.deadline_ms is None:
+            self.forget(place)
+
+    def forget(self, place: Place) -> None:
+        """Drops a place that nobody waits in and the server no longer has, or never had."""
+        self.keeper.schedule.drop(place)
+        if self.places.get(place.resource.state_key) is place:
+            del self.places[place.resource.state_key]
+
+    def give_up(self, waiting: Waiting) -> None:
+        """Ends a request whatever its outcome, and gives back what it has or may yet get. Never waits."""
+        self.leave(waiting)
+        if not waiting.future.done():
+            waiting.future.cancel()
+        elif not waiting.future.cancelled():
+            waiting.future.exception()  # seen
+        if waiting.sent:
+            leaving = Leaving(
+                *(self.keeper, waiting.place.resource, waiting.ask, waiting.terms),
+                fence=None,
+                unsure=waiting.unsure,
+                until_ms=float("inf"),
+            )
+            leaving.start()
+
+    def on_ready(self) -> None:
+        """The connection is back, or the server refuses this client."""
+        for event in self.watchers:
+            event.set()
+        refusal = self.connection.refusal
+        if refusal is None:
+            for place in list(self.places.values()):
+                place.on_ready()
+        else:
+            for waiting in list(self.waitings.values()):
+                waiting.fail(refusal)
+
+    def on_message(self, message: wire.Message) -> None:
+        """A message for a waiter of this client."""
+        if message.kind == "c":
+            place = self.places.get(message.about.encode())
+            if place is not None:
+                place.resized(*message.numbers)
+            return
+        waiting = self.waitings.get(message.about)
+        if waiting is None:
+            return
+        if message.kind == "g":
+            waiting.handed_over(wire.Granted(*message.numbers))
+        elif message.kind == "m":
+            waiting.fail(misfit(waiting.place.resource.name, waiting.ask, *message.numbers))
+        elif message.kind == "x":
+            waiting.fail(withdrawn(waiting.place.resource.name, waiting.ask.ticket))
+
+    def declared(self, resource: wire.Resource, terms: wire.Terms, was_declared: int) -> None:
+        """Warns once when this client's capacity took the place of another declared one."""
+        if was_declared and (resource.name, was_declared) not in self._warned:
+            self._warned.add((resource.name, was_declared))
+            logger.warning(
+                "resource %r: the capacity declared here is %d, but %d was declared before; it is %d from now on. "
+                "Declare the same one everywhere, or use resize()",
+                *(resource.name, terms.capacity, was_declared, terms.capacity),
+            )
+
+    def close(self, error: Callable[[str, str], RedleaseError]) -> None:
+        """Ends every request with an error."""
+        for waiting in list(self.waitings.values()):
+            waiting.fail(error(waiting.place.resource.name, waiting.ask.ticket))

@@ -1,0 +1,407 @@
+"""What goes over the wire, and nothing that does I/O: key names, commands, replies, messages, error texts, limits.
+
+Every operation is one Lua script, called by EVALSHA with the four keys of one resource. Its first argument is a tag
+that the reply repeats, so that a reply which answers another call is noticed instead of believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from enum import IntEnum
+from importlib import resources
+from typing import Any, NamedTuple
+
+from .errors import NotReplicated, RedleaseError
+from .models import Permit, Snapshot, Waiter
+
+NAME_BYTES_MAX = 512
+TICKET_BYTES_MAX = 256
+OWNER_BYTES_MAX = 256
+METADATA_BYTES_MAX = 4096
+CAPACITY_MAX = 2**31 - 1
+LEASE_MS_MIN = 10
+DURATION_MS_MAX = 366 * 24 * 3600 * 1000
+SNAPSHOT_LIMIT = 1000
+SERVER_VERSION_MIN = (6, 2)
+
+TAGS = 1 << 16  # calls that may be outstanding on one connection before a tag comes round again
+
+
+class Status(IntEnum):
+    """How an acquire or a beat ended; the numbers are those of prelude.lua."""
+
+    GRANTED = 1
+    QUEUED = 2
+    BUSY = 3
+    FULL = 4
+    MISFIT = 5
+    OTHER_WEIGHT = 6
+    WITHDRAWN = 7
+    LAPSED = 8
+
+
+class Script:
+    """One operation: its text with the prelude before it, its digest, and how many arguments it takes."""
+
+    def __init__(self, name: str, args: str) -> None:
+        lua = resources.files(__package__).joinpath("lua")
+        prelude, queue, operation = (
+            lua.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in ("prelude", "queue", name)
+        )
+        self.name = name
+        self.args = ("tag", *args.split())
+        self.text = "" if name == "probe" else prelude
+        self.text += operation.replace("--#include queue\n", queue)
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        self.head = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n4\r\n" % (7 + len(self.args), self.sha.encode())
+
+
+ACQUIRE = Script(
+    "acquire",
+    "ticket request place weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label",
+)
+RELEASE = Script("release", "ticket fence request tombstone_ms notify idle_ttl_ms")
+RENEW = Script("renew", "ticket fence lease_ms idle_ttl_ms")
+ADOPT = Script("adopt", "ticket fence request place lease_ms refence idle_ttl_ms label")
+BEAT = Script("beat", "place waiter_lease_ms ticket idle_ttl_ms")
+RESIZE = Script("resize", "capacity idle_ttl_ms")
+INSPECT = Script("inspect", "limit")
+CHECK = Script("check", "ticket fence")
+WATCH = Script("watch", "watch_ms")
+PROBE = Script("probe", "channel")
+SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, RESIZE, INSPECT, CHECK, WATCH)
+
+
+class Command(NamedTuple):
+    """A call ready to be written: what stands before its tag, and what after."""
+
+    head: bytes
+    tail: bytes
+
+
+def tagged(tag: int) -> bytes:
+    """The tag as an argument: 16 bits in four hexadecimal digits."""
+    return b"$4\r\n%04x\r\n" % tag
+
+
+def pack(*args: str | int) -> bytes:
+    """Arguments as bulk strings of the Redis protocol."""
+    out = []
+    for arg in args:
+        data = str(arg).encode()
+        out.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(out)
+
+
+def plain(*args: str) -> Command:
+    """A command that is no script and carries no tag."""
+    return Command(b"*%d\r\n" % len(args) + pack(*args), b"")
+
+
+def escape(name: str) -> str:
+    """The name without braces, so that the hash tag around it is the only one in the key."""
+    if "%" in name or "{" in name or "}" in name:
+        return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+    return name
+
+
+class Resource:
+    """A contended name, as its keys."""
+
+    __slots__ = ("_heads", "_keys", "name", "state_key")
+
+    def __init__(self, prefix: str, name: str) -> None:
+        checked_text("resource name", name, NAME_BYTES_MAX)
+        base = f"{prefix}:{{{escape(name)}}}".encode()
+        size = len(base)
+        self.name = name
+        self.state_key = base + b":state"
+        self._keys = b"$%d\r\n%b:state\r\n$%d\r\n%b:holders\r\n$%d\r\n%b:queue\r\n$%d\r\n%b:waiters\r\n" % (
+            *(size + 6, base, size + 8, base),
+            *(size + 6, base, size + 8, base),
+        )
+        self._heads: dict[Script, bytes] = {}
+
+    @property
+    def keys(self) -> list[str]:
+        """Its four keys, in the order in which every call declares them."""
+        base = self.state_key.decode().removesuffix("state")
+        return [base + part for part in ("state", "holders", "queue", "waiters")]
+
+    @property
+    def watch_channel(self) -> str:
+        """The channel that changes are published to while somebody watches."""
+        return self.state_key.decode() + ":watch"
+
+    def command(self, script: Script, tail: bytes) -> Command:
+        """A call of `script` on this resource; `tail` is what follows the tag."""
+        head = self._heads.get(script)
+        if head is None:
+            head = self._heads[script] = script.head + self._keys
+        return Command(head, tail)
+
+
+class Terms(NamedTuple):
+    """What a primitive says with each acquire."""
+
+    owner: str
+    lease_ms: int = 30_000
+    capacity: int = 1
+    waiter_lease_ms: int = 10_000
+    max_waiters: int | None = None
+    idle_ttl_ms: int = 86_400_000
+
+
+class Ask(NamedTuple):
+    """One acquire request in the terms of its primitive.
+
+    `request` tells the copies of one request from a later request with the same ticket.
+    """
+
+    ticket: str
+    request: str
+    weight: int
+    label: str
+
+
+def label(owner: str, metadata: dict[str, str]) -> str:
+    """Owner and metadata as they stand in a record."""
+    return json.dumps([owner, metadata], separators=(",", ":"), ensure_ascii=False)
+
+
+def acquire_tail(ask: Ask, terms: Terms, place: str, waiter_lease_ms: int) -> bytes:
+    """The arguments of an acquire; with a waiter lease of 0 it never queues."""
+    most = -1 if terms.max_waiters is None else terms.max_waiters
+    return pack(
+        *(ask.ticket, ask.request, place, ask.weight, terms.lease_ms, terms.capacity),
+        *(waiter_lease_ms, most, terms.idle_ttl_ms, ask.label),
+    )
+
+
+class Granted(NamedTuple):
+    """A permit as the server tells it; times in ms of its clock."""
+
+    fence: int
+    granted_at_ms: int
+    expires_at_ms: int
+    capacity: int
+    was_declared: int = 0
+
+
+class Queued(NamedTuple):
+    """A place: the order of arrival, how many are ahead, and in how many ms something can lapse (-1: nothing can)."""
+
+    sequence: int
+    ahead: int
+    soonest_ms: int
+    capacity: int
+    was_declared: int
+    more: int
+
+
+class Beaten(NamedTuple):
+    """What a beat found: how the first waiter stands."""
+
+    ahead: int
+    soonest_ms: int
+    capacity: int
+    more: int
+
+
+class Message(NamedTuple):
+    """What a client's channel carries: kind "g" granted, "x" taken out, "m" too heavy now, "c" a smaller capacity.
+
+    `about` is the request, or for "c" the state key.
+    """
+
+    kind: str
+    about: str
+    numbers: tuple[int, ...]
+
+
+def read_message(payload: bytes) -> Message:
+    """The message in a payload; raises ValueError for what no script of this library writes."""
+    kind, about, *numbers = payload.decode().split(" ")
+    return Message(kind, about, tuple(map(int, numbers)))
+
+
+def read_record(text: bytes) -> tuple[list[str], str, dict[str, str]]:
+    """A record as its six numbers and names, the owner and the metadata."""
+    *fields, written = text.decode().split(" ", 6)
+    owner, metadata = json.loads(written)
+    return fields, owner, metadata
+
+
+def read_snapshot(resource: str, declared: int, reply: list[Any]) -> Snapshot:
+    """The reply of inspect without its tag. `declared` stands in for the capacity of a resource that has no state."""
+    now, fence, capacity, _, _, held, queued = reply
+    holders = tuple(sorted(_read_holders(resource, capacity, held), key=lambda permit: permit.fence))
+    return Snapshot(resource, capacity or declared, holders, tuple(_read_waiters(queued)), fence, now)
+
+
+def _read_holders(resource: str, capacity: int, held: list[Any]) -> Iterator[Permit]:
+    for ticket, deadline, text in zip(held[::3], held[1::3], held[2::3], strict=True):
+        (weight, fence, lease, since, _, _), owner, metadata = read_record(text)
+        yield Permit(
+            *(resource, ticket.decode(), int(fence), int(weight), capacity, int(lease), int(since)),
+            *(deadline, owner, metadata),
+        )
+
+
+def _read_waiters(queued: list[Any]) -> Iterator[Waiter]:
+    for ticket, text in zip(queued[::2], queued[1::2], strict=True):
+        (weight, _, _, since, _, _), owner, metadata = read_record(text)
+        yield Waiter(ticket.decode(), int(weight), owner, metadata, int(since))
+
+
+# What the user may pass
+
+
+def checked_text(what: str, text: str, bytes_max: int) -> str:
+    """The text, or ValueError when it is empty or too long."""
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"the {what} must be a string that is not empty, not {text!r}")
+    if len(text) * 4 > bytes_max and len(text.encode()) > bytes_max:
+        raise ValueError(f"the {what} {text[:40]!r}... has {len(text.encode())} bytes; {bytes_max} are allowed")
+    return text
+
+
+def checked_count(what: str, count: int, low: int = 1) -> int:
+    """The count, or ValueError when it is no whole number from `low` to 2**31 - 1."""
+    if type(count) is not int or not low <= count <= CAPACITY_MAX:
+        raise ValueError(f"{what} must be a whole number from {low} to {CAPACITY_MAX}, not {count!r}")
+    return count
+
+
+def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
+    """The metadata, or ValueError when it is not a small mapping of strings to strings."""
+    if not metadata:
+        return {}
+    if not all(isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()):
+        raise ValueError(f"metadata maps strings to strings, not {metadata!r}")
+    if sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items()) > METADATA_BYTES_MAX:
+        raise ValueError(f"metadata may have {METADATA_BYTES_MAX} bytes in all")
+    return dict(metadata)
+
+
+def milliseconds(what: str, duration: float | timedelta, low: int = 0) -> int:
+    """A duration in seconds or a timedelta as whole ms, rounded up; ValueError when below `low` or over a year."""
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or math.isnan(seconds):
+        raise ValueError(f"{what} must be seconds or a timedelta, not {duration!r}")
+    if not low <= seconds * 1000 <= DURATION_MS_MAX:
+        bounds = f"from {low / 1000:g} s to {DURATION_MS_MAX // 1000:,} s"
+        raise ValueError(f"{what} must be {bounds}, not {duration!r}")
+    return math.ceil(round(seconds * 1000, 6))
+
+
+def changed_terms(
+    terms: Terms,
+    *,
+    owner: str | None = None,
+    lease: float | timedelta | None = None,
+    capacity: int | None = None,
+    waiter_lease: float | timedelta | None = None,
+    max_waiters: int | None = None,
+    idle_ttl: float | timedelta | None = None,
+) -> Terms:
+    """The terms with those of the parameters that are given, checked."""
+    changes: dict[str, Any] = {}
+    if owner is not None:
+        changes["owner"] = checked_text("owner", owner, OWNER_BYTES_MAX)
+    if lease is not None:
+        changes["lease_ms"] = milliseconds("lease", lease, LEASE_MS_MIN)
+    if capacity is not None:
+        changes["capacity"] = checked_count("capacity", capacity)
+    if waiter_lease is not None:
+        changes["waiter_lease_ms"] = milliseconds("waiter_lease", waiter_lease, LEASE_MS_MIN)
+    if max_waiters is not None:
+        changes["max_waiters"] = checked_count("max_waiters", max_waiters, 0)
+    if idle_ttl is not None:
+        changes["idle_ttl_ms"] = milliseconds("idle_ttl", idle_ttl, 1)
+    return terms._replace(**changes) if changes else terms
+
+
+# What the server answers instead of a reply
+
+_CODES = re.compile(
+    r"\b(OOM|WRONGTYPE|READONLY|NOPERM|NOREPLICAS|MISCONF|LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOSCRIPT|NOAUTH"
+    r"|WRONGPASS|MOVED|ASK|CROSSSLOT|ACL failure|can't run this command|can't access at least one of the)\b"
+)
+_AGAIN = frozenset({"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"})
+_ELSEWHERE = frozenset({"NOSCRIPT", "READONLY", "NOAUTH"})
+_NOT_ALLOWED = frozenset({"NOPERM", "ACL failure", "can't run this command", "can't access at least one of the"})
+
+
+class Fault:
+    """An error reply, read: what it is called and what follows from it."""
+
+    def __init__(self, text: str) -> None:
+        found = _CODES.search(text)
+        self.text = text
+        self.code = found[1] if found else text.split(" ", 1)[0]
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same call may succeed a little later on the same connection; it was not carried out."""
+        return self.code in _AGAIN
+
+    @property
+    def needs_new_connection(self) -> bool:
+        """Whether a fresh connection sets it right: scripts are loaded, and the server's role looked at, on connect."""
+        return self.code in _ELSEWHERE
+
+    @property
+    def not_allowed(self) -> bool:
+        """Whether the user lacks a right."""
+        return self.code in _NOT_ALLOWED
+
+    def error(self, resource: str | None = None, ticket: str | None = None) -> RedleaseError:
+        """The error to raise, with what to do next."""
+        where = f"resource {resource!r}: " if resource is not None else ""
+        kind = NotReplicated if self.code == "NOREPLICAS" else RedleaseError
+        return kind(f"{where}{self._advice()} (server: {self.text})", resource=resource, ticket=ticket)
+
+    def _advice(self) -> str:
+        if self.not_allowed:
+            return "the Redis user lacks a right; nothing was changed. Grant it redlease's commands, keys and channels"
+        return _ADVICE.get(self.code, "the server refused the call; nothing was changed")
+
+
+_ADVICE = {
+    "OOM": "the server is out of memory and takes no new request; nothing was changed, and renewals and releases "
+    "go on. Free memory or raise `maxmemory`",
+    "WRONGTYPE": "one of its keys holds something that redlease did not write; nothing was changed. "
+    "Delete that key or choose another `prefix`",
+    "NOREPLICAS": "the server has fewer replicas than `min-replicas-to-write` asks for; nothing was changed. "
+    "Try again when the replicas are back",
+    "MISCONF": "the server cannot save to disk and refuses writes; nothing was changed. Mend its persistence",
+    "WRONGPASS": "the server refused the user name or password. Put the right ones into the URL",
+    "NOAUTH": "the server wants a user name and password. Put them into the URL",
+    "MOVED": "the server is part of a cluster. Connect to it as a cluster",
+    "CROSSSLOT": "the server is part of a cluster. Connect to it as a cluster",
+}
+
+
+def info_value(info: str, name: str) -> str:
+    """One value out of the text of INFO, empty when it is not there."""
+    found = re.search(rf"^{name}:(.*)$", info, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+class ServerInfo(NamedTuple):
+    """What a server says of itself in HELLO."""
+
+    version: str
+    role: str
+
+    @property
+    def too_old(self) -> bool:
+        """Whether it is older than 6.2."""
+        numbers = re.findall(r"\d+", self.version)[:2]
+        return tuple(map(int, numbers)) < SERVER_VERSION_MIN
