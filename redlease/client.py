@@ -58,7 +58,12 @@ class Redlease:
         idle_ttl: Duration = 86_400.0,
     ) -> None:
         settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
-        self._set_up(redis_client.connection_pool, prefix, **settings)
+        pool = getattr(redis_client, "connection_pool", None)
+        if not isinstance(pool, ConnectionPool):
+            raise ValueError(
+                f"redlease needs a client of redis.asyncio (Redis, not RedisCluster), not {redis_client!r}"
+            )
+        self._set_up(pool, prefix, **settings)
 
     @classmethod
     def from_url(
@@ -209,11 +214,15 @@ class Redlease:
         self._closed = True
         self._room.close(_closed_while_waiting)
         await asyncio.sleep(0)  # the waiting calls give up now
+        own = []  # the body that closes its own client is told at the end, or it could not close it
         for lease in list(self._keeper.leases.values()):
-            lease.lose("its client was closed")
+            if lease.task is not None and lease.task is asyncio.current_task():
+                own.append(lease)
+            else:
+                lease.lose("its client was closed")
             self._keeper.give_back(lease)
         try:
-            if self._connection.ready:
+            if self._connection.started and self._connection.refusal is None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CLOSE_S):
                         await self._keeper.drained()
@@ -222,6 +231,8 @@ class Redlease:
             await self._connection.close()
             if self._server is not None:
                 await self._server.stop_async()
+            for lease in own:
+                lease.lose("its client was closed")
 
     def _on_ready(self) -> None:
         if self._connection.ready:

@@ -33,7 +33,6 @@ BACKOFF_S = (0.02, 1.0)  # the first and the longest pause between attempts, bef
 # How long a call may stay unanswered before the connection counts as half-open; short leases make it shorter.
 PATIENCE_MS = (250, 3000)
 LIMIT_MS = 5000.0  # how long a call that has no timeout of its own may take, outages included
-RECONNECT_S = 0.5  # how long a lost connection usually takes to come back, if the server is there
 RETRY_S = 0.1  # after an error that passes by itself: LOADING, BUSY, ...
 
 
@@ -146,10 +145,6 @@ class Connection:
     def be_patient_for(self, wait_ms: float) -> None:
         """Notices a half-open connection within that time, or the least that is sensible."""
         self.patience_ms = min(self.patience_ms, max(PATIENCE_MS[0], wait_ms))
-
-    def answer_within_s(self) -> float:
-        """Seconds in which an answer can be expected now: few when the connection has just been lost."""
-        return RECONNECT_S + (self.patience_ms / 1000 if self.ready else 0.0)
 
     def unavailable(self, resource: str | None = None, ticket: str | None = None) -> Unavailable:
         """The error for a server that was not reached in time."""
@@ -273,6 +268,13 @@ class Connection:
             raise RedleaseError("this client is closed: make a new one")
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="redlease connection")
+        elif self._task.get_loop() is not asyncio.get_running_loop():
+            raise RedleaseError("this client belongs to another event loop: make one for each loop")
+
+    @property
+    def started(self) -> bool:
+        """Whether it has begun to connect."""
+        return self._task is not None
 
     async def until_ready(self) -> None:
         """Returns when the connection is usable; raises the server's refusal (a wrong password, ...)."""
@@ -311,7 +313,7 @@ class Connection:
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await self._open()
-            except (exceptions.RedisError, OSError, TimeoutError, RedleaseError) as error:
+            except Exception as error:  # noqa: BLE001  whatever it is, somebody waits to be told
                 self._abort(_explain(error))
                 self._refusal = _refusal(error)
                 self._changed.set()  # whoever waits looks at the refusal; without one it waits on
@@ -417,4 +419,6 @@ def _refusal(error: Exception) -> RedleaseError | None:
         if "HELLO" in fault.text.upper() and "unknown command" in fault.text:
             return RedleaseError("the server is older than Redis 6; redlease needs Redis 6.2 or newer, or Valkey")
         return None if fault.passes else fault.error()
-    return None
+    if isinstance(error, exceptions.RedisError | OSError | TimeoutError):
+        return None
+    return RedleaseError(f"no connection can be made with these settings: {error!r}")

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Literal, Self
 
-from . import clock
+from . import clock, wire
 from .errors import LeaseLost
-from .keeper import Lease
+from .keeper import Keeper, Lease
 from .models import Permit
 
 logger = logging.getLogger("redlease")
@@ -31,20 +31,30 @@ class Hold(Lease):
         ...     await work(fence=hold.fence)
     """
 
-    on_lost: OnLost = "cancel"
-    permit_metadata: dict[str, str]
-    forget_ticket: Callable[[], None]
-    _task: asyncio.Task[object] | None = None
-    _cancelling: int = 0
-    _cancelled: bool = False
-    _over: asyncio.Event | None = None
+    def __init__(
+        self,
+        keeper: Keeper,
+        resource: wire.Resource,
+        ask: wire.Ask,
+        terms: wire.Terms,
+        *,
+        metadata: dict[str, str],
+        forget_ticket: Callable[[], None],
+    ) -> None:
+        super().__init__(keeper, resource, ask, terms)
+        self.on_lost: OnLost = "cancel"
+        self._metadata = metadata
+        self._forget_ticket = forget_ticket
+        self._cancelling = 0
+        self._cancelled = False
+        self._over: asyncio.Event | None = None
 
     @property
     def permit(self) -> Permit:
         """The permit as it is known now."""
         return Permit(
             *(self.resource.name, self.ask.ticket, self.fence, self.ask.weight, self.capacity),
-            *(self.terms.lease_ms, self.granted_at_ms, self.expires_at_ms, self.terms.owner, self.permit_metadata),
+            *(self.terms.lease_ms, self.granted_at_ms, self.expires_at_ms, self.terms.owner, self._metadata),
         )
 
     def remaining(self) -> float:
@@ -77,13 +87,10 @@ class Hold(Lease):
         self.end()
         future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
         self.keeper.give_back(self, lambda released: None if future.done() else future.set_result(released))
-        try:
-            async with asyncio.timeout(self.keeper.connection.answer_within_s()):
-                released = await future
-        except TimeoutError:
+        released = await future
+        if released is None:
             self._log_pending()
-            return False
-        if not released:
+        elif not released:
             self.lost, self.why_lost = True, "the server no longer had it when it was released"
         return bool(released)
 
@@ -104,13 +111,13 @@ class Hold(Lease):
 
     def on_loss(self) -> None:
         self._finish()
-        task = self._task
-        if self.on_lost == "cancel" and task is not None and not task.done() and task is not _current_task():
+        task = self.task
+        if self.on_lost == "cancel" and task is not None and not task.done():
             self._cancelled = True
             task.cancel(f"redlease: {self.why_lost}")
 
     def _finish(self) -> None:
-        self.forget_ticket()
+        self._forget_ticket()
         if self._over is not None:
             self._over.set()
 
@@ -135,13 +142,13 @@ class Hold(Lease):
 
     def enter(self) -> None:
         """This task runs the body: it is the one to cancel."""
-        self._task = asyncio.current_task()
-        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        self.task = asyncio.current_task()
+        self._cancelling = self.task.cancelling() if self.task is not None else 0
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        task, self._task = self._task, None
+        task, self.task = self.task, None
         cancelled_here = await self._take_back_cancel(task, error)
         if not self.lost and not self.ended:
             if error is None or isinstance(error, Exception):
@@ -173,13 +180,6 @@ class Hold(Lease):
             raise loss from error
         if not isinstance(error, LeaseLost):
             error.add_note(f"redlease: {loss}")
-
-
-def _current_task() -> asyncio.Task[object] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
 
 
 class HoldRequest:

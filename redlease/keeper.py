@@ -21,6 +21,7 @@ logger = logging.getLogger("redlease")
 
 RENEWALS_A_LEASE = 3
 RETRY_MS = 100.0  # after an error reply
+RECONNECT_MS = 500.0  # how long a lost connection usually takes to come back, if the server is there
 
 
 class Lease:
@@ -41,6 +42,7 @@ class Lease:
         self.capacity = terms.capacity
         self.deadline_ms = 0.0
         self.renew_until_ms: float | None = None
+        self.task: asyncio.Task[object] | None = None  # where the body runs that it guards
         self.unsure = False  # whether a copy of the acquire may still be under way
         self.lost = False
         self.ended = False
@@ -134,7 +136,8 @@ class Lease:
 class Leaving:
     """A ticket on its way out: sent until the server has answered, or until it has lapsed by itself.
 
-    `done` is told whether a live permit or place was taken out; None when the ticket lapsed before anybody could say.
+    `done` is told once whether a live permit or place was taken out; or None, `patience_ms` after the server was found
+    to be out of reach, while the sending goes on.
     """
 
     def __init__(
@@ -148,6 +151,7 @@ class Leaving:
         unsure: bool,
         until_ms: float,
         done: Callable[[bool | None], None] | None = None,
+        patience_ms: float = RECONNECT_MS,
     ) -> None:
         self.keeper = keeper
         self.resource = resource
@@ -158,6 +162,8 @@ class Leaving:
         self._unsure = unsure
         self._until_ms = until_ms
         self._done = done
+        self._patience_ms = patience_ms
+        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Sends it now, or as soon as the connection is there."""
@@ -169,6 +175,7 @@ class Leaving:
             self._finish(None)
             return False
         if not self.keeper.connection.ready:
+            self._delayed()
             return False
         tombstone_ms = self._terms.lease_ms if self._unsure else 0
         fence = "" if self._fence is None else str(self._fence)
@@ -179,8 +186,10 @@ class Leaving:
     def _answered(self, reply: Reply) -> None:
         if reply is None:
             self._unsure = True  # sent again when the connection is back
+            self._delayed()
         elif isinstance(reply, wire.Fault):
             logger.warning("resource %r: releasing %r failed: %s", self.resource.name, self._ask.ticket, reply.text)
+            self._delayed()
             self.keeper.schedule.at(clock.now_ms() + RETRY_MS, self)
         else:
             self.keeper.follow_up(self.resource, self._terms, more=reply[2])
@@ -190,8 +199,18 @@ class Leaving:
         self.keeper.schedule.drop(self)
         self.keeper.leaving.pop(self, None)
         self.keeper.check_idle()
-        if self._done is not None:
-            self._done(released)
+        self._tell(released)
+
+    def _delayed(self) -> None:
+        if self._done is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._patience_ms / 1000, self._tell, None)
+
+    def _tell(self, released: bool | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        done, self._done = self._done, None
+        if done is not None:
+            done(released)
 
 
 class Keeper:

@@ -26,11 +26,12 @@ WATCH_MS = 30_000  # for how long one call asks that changes be published
 class _Wish(NamedTuple):
     """The parameters of one acquire, checked."""
 
-    ask: wire.Ask
+    ticket: str | None
+    weight: int
+    label: str
     terms: wire.Terms
     metadata: dict[str, str]
     timeout_ms: int | None
-    forget_ticket: Callable[[], None]
 
 
 def _nothing() -> None:
@@ -100,12 +101,7 @@ class Semaphore:
         max_hold_ms = None if max_hold is None else wire.milliseconds("max_hold", max_hold, 1)
         wish = self._checked(timeout, ticket, weight, owner, metadata)
 
-        async def acquire() -> Hold:
-            return await self._acquire_hold(
-                wish if ticket is not None else self._fresh(wish), ticket, on_lost, max_hold_ms
-            )
-
-        return HoldRequest(acquire)
+        return HoldRequest(lambda: self._acquire_hold(wish, on_lost, max_hold_ms))
 
     async def acquire(
         self,
@@ -121,7 +117,7 @@ class Semaphore:
         Takes and raises what `hold` does.
         """
         wish = self._checked(timeout, ticket, weight, owner, metadata)
-        permit = await self._acquire_permit(wish, ticket, queue=wish.timeout_ms != 0, limit_ms=wish.timeout_ms)
+        permit = await self._acquire_permit(wish, queue=wish.timeout_ms != 0)
         if permit is None:
             raise self._timed_out(wish)
         return permit
@@ -139,7 +135,7 @@ class Semaphore:
         Raises:
             Unavailable: The server was not reached.
         """
-        return await self._acquire_permit(self._checked(None, ticket, weight, owner, metadata), ticket, queue=False)
+        return await self._acquire_permit(self._checked(None, ticket, weight, owner, metadata), queue=False)
 
     async def adopt(
         self, permit: Permit, *, refence: bool = True, on_lost: OnLost = "cancel", max_hold: Duration | None = None
@@ -171,8 +167,10 @@ class Semaphore:
             raise
         fence, granted_at_ms, expires_at_ms, _, capacity = answer.values
         granted = wire.Granted(fence, granted_at_ms, expires_at_ms, capacity)
-        wish = _Wish(ask, terms, dict(permit.metadata), None, forget_ticket)
-        return self._begin(wish, Outcome(granted, answer.sent_ms + terms.lease_ms), on_lost, max_hold_ms, unsure=False)
+        hold = Hold(
+            self._room.keeper, self._resource, ask, terms, metadata=dict(permit.metadata), forget_ticket=forget_ticket
+        )
+        return self._begin(hold, Outcome(granted, answer.sent_ms + terms.lease_ms), on_lost, max_hold_ms)
 
     # Permits
 
@@ -210,21 +208,17 @@ class Semaphore:
         future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
         now_ms = clock.now_ms()
         request, until_ms = self._room.unsure.pop((self._resource.state_key, permit.ticket), ("", 0.0))
-        leaving = Leaving(
+        self._connection.start()
+        Leaving(
             *(self._room.keeper, self._resource, wire.Ask(permit.ticket, request, permit.weight, "")),
             self._terms._replace(lease_ms=permit.lease_ms),
             fence=permit.fence,
             unsure=now_ms < until_ms,
             until_ms=now_ms + permit.lease_ms,
             done=lambda released: None if future.done() else future.set_result(released),
-        )
-        self._connection.start()
-        leaving.start()
-        try:
-            async with asyncio.timeout(LIMIT_MS / 1000):
-                released = await future
-        except TimeoutError:
-            released = None
+            patience_ms=LIMIT_MS,
+        ).start()
+        released = await future
         if released is None:
             raise self._connection.unavailable(self.name, permit.ticket)
         return released
@@ -266,9 +260,8 @@ class Semaphore:
         while True:
             snapshot = await self.inspect()
             waiters = snapshot.waiters if queue else ()
-            gone = [await self._expel(waiter.ticket, "") for waiter in waiters]
-            gone += [await self._expel(permit.ticket, permit.fence) for permit in snapshot.holders]
-            freed += sum(gone)
+            freed += sum(await asyncio.gather(*(self._expel(waiter.ticket, "") for waiter in waiters)))
+            freed += sum(await asyncio.gather(*(self._expel(held.ticket, held.fence) for held in snapshot.holders)))
             if max(len(snapshot.holders), len(waiters)) < wire.SNAPSHOT_LIMIT:
                 return freed
 
@@ -349,53 +342,51 @@ class Semaphore:
             written = wire.label(terms.owner, metadata)
         if ticket is not None:
             wire.checked_text("ticket", ticket, wire.TICKET_BYTES_MAX)
-        request = self._room.new_request()
-        return _Wish(wire.Ask(ticket or request, request, weight, written), terms, metadata, timeout_ms, _nothing)
+        return _Wish(ticket, weight, written, terms, metadata, timeout_ms)
 
-    def _fresh(self, wish: _Wish) -> _Wish:
-        """The same wish as a new request: a `hold()` may be awaited more than once."""
+    def _ask(self, wish: _Wish) -> tuple[wire.Ask, Callable[[], None]]:
+        """The wish as a request, and what ends the use of its ticket in this client."""
         request = self._room.new_request()
-        return wish._replace(ask=wish.ask._replace(ticket=request, request=request))
+        if wish.ticket is None:
+            return wire.Ask(request, request, wish.weight, wish.label), _nothing
+        forget_ticket = self._room.claim_ticket(self._resource, wish.ticket)
+        return wire.Ask(wish.ticket, request, wish.weight, wish.label), forget_ticket
 
-    async def _acquire_hold(self, wish: _Wish, ticket: str | None, on_lost: OnLost, max_hold_ms: int | None) -> Hold:
-        if ticket is not None:
-            wish = wish._replace(forget_ticket=self._room.claim_ticket(self._resource, ticket))
+    async def _acquire_hold(self, wish: _Wish, on_lost: OnLost, max_hold_ms: int | None) -> Hold:
+        ask, forget_ticket = self._ask(wish)
         try:
-            waiting, outcome = await self._obtain(
-                wish, queue=wish.timeout_ms != 0, claim=False, limit_ms=wish.timeout_ms
-            )
+            waiting, outcome = await self._obtain(ask, wish, queue=wish.timeout_ms != 0, claim=False)
             if outcome is None:
                 raise self._timed_out(wish)
         except BaseException:
-            wish.forget_ticket()
+            forget_ticket()
             raise
-        return self._begin(wish, outcome, on_lost, max_hold_ms, unsure=waiting.unsure)
+        hold = Hold(
+            self._room.keeper, self._resource, ask, wish.terms, metadata=wish.metadata, forget_ticket=forget_ticket
+        )
+        hold.unsure = waiting.unsure
+        return self._begin(hold, outcome, on_lost, max_hold_ms)
 
-    def _begin(self, wish: _Wish, outcome: Outcome, on_lost: OnLost, max_hold_ms: int | None, *, unsure: bool) -> Hold:
-        hold = Hold(self._room.keeper, self._resource, wish.ask, wish.terms)
+    @staticmethod
+    def _begin(hold: Hold, outcome: Outcome, on_lost: OnLost, max_hold_ms: int | None) -> Hold:
         hold.on_lost = on_lost
-        hold.permit_metadata = wish.metadata
-        hold.forget_ticket = wish.forget_ticket
-        hold.unsure = unsure
         now_ms = clock.now_ms()
         if max_hold_ms is not None:
             hold.renew_until_ms = now_ms + max_hold_ms
         hold.begin(outcome.granted, outcome.deadline_ms, now_ms)
         return hold
 
-    async def _acquire_permit(
-        self, wish: _Wish, ticket: str | None, *, queue: bool, limit_ms: int | None = None
-    ) -> Permit | None:
-        forget_ticket = _nothing if ticket is None else self._room.claim_ticket(self._resource, ticket)
+    async def _acquire_permit(self, wish: _Wish, *, queue: bool) -> Permit | None:
+        ask, forget_ticket = self._ask(wish)
         try:
-            waiting, outcome = await self._obtain(wish, queue=queue, claim=True, limit_ms=limit_ms)
+            waiting, outcome = await self._obtain(ask, wish, queue=queue, claim=True)
         finally:
             forget_ticket()
         if outcome is None:
             return None
         if waiting.unsure:
-            self._remember_unsure(wish.ask)
-        granted, ask, terms = outcome.granted, wish.ask, wish.terms
+            self._remember_unsure(ask)
+        granted, terms = outcome.granted, wish.terms
         return Permit(
             *(self.name, ask.ticket, granted.fence, ask.weight, granted.capacity, terms.lease_ms),
             *(granted.granted_at_ms, granted.expires_at_ms, terms.owner, wish.metadata),
@@ -407,16 +398,14 @@ class Semaphore:
             del unsure[key]
         unsure[self._resource.state_key, ask.ticket] = (ask.request, now_ms + max(self._terms.lease_ms, LIMIT_MS))
 
-    async def _obtain(
-        self, wish: _Wish, *, queue: bool, claim: bool, limit_ms: int | None
-    ) -> tuple[Waiting, Outcome | None]:
+    async def _obtain(self, ask: wire.Ask, wish: _Wish, *, queue: bool, claim: bool) -> tuple[Waiting, Outcome | None]:
         """Asks and waits. Whatever ends this but an outcome gives back what the request has or may yet get."""
-        waiting = self._room.enter(self._resource, wish.ask, wish.terms, queue=queue, claim=claim)
+        waiting = self._room.enter(self._resource, ask, wish.terms, queue=queue, claim=claim)
         timer = None
         if not queue:
             timer = asyncio.get_running_loop().call_later(LIMIT_MS / 1000, self._unreached, waiting)
-        elif limit_ms is not None:
-            timer = asyncio.get_running_loop().call_later(limit_ms / 1000, waiting.time_out, limit_ms)
+        elif wish.timeout_ms is not None:
+            timer = asyncio.get_running_loop().call_later(wish.timeout_ms / 1000, waiting.time_out, wish.timeout_ms)
         try:
             outcome = await waiting.future
         except BaseException:
@@ -444,7 +433,7 @@ class Semaphore:
 
     def _timed_out(self, wish: _Wish) -> AcquireTimeout:
         message = f"resource {self.name!r}: no permit without waiting, and timeout is 0. The request was not queued"
-        return AcquireTimeout(message, resource=self.name, ticket=wish.ask.ticket)
+        return AcquireTimeout(message, resource=self.name, ticket=wish.ticket)
 
 
 class Lock(Semaphore):

@@ -199,6 +199,7 @@ class Place:
     def _confirm(self, sent_ms: float, ahead: int, soonest_ms: int) -> float:
         """The server has kept the place; returns when to call next."""
         self.deadline_ms = max(self.deadline_ms or 0.0, sent_ms + self.lease_ms)
+        self.room.connection.be_patient_for(self.lease_ms / BEATS_A_LEASE)
         due_ms = sent_ms + self.lease_ms / BEATS_A_LEASE
         if soonest_ms >= 0:
             stagger_ms = STAGGER_MS * min(ahead, STAGGER_PLACES)

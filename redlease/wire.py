@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from enum import IntEnum
+from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -84,18 +85,10 @@ class Command(NamedTuple):
     tail: bytes
 
 
-def tagged(tag: int) -> bytes:
-    """The tag as an argument: 16 bits in four hexadecimal digits."""
-    return b"$4\r\n%04x\r\n" % tag
-
-
 def pack(*args: str | int) -> bytes:
     """Arguments as bulk strings of the Redis protocol."""
-    out = []
-    for arg in args:
-        data = str(arg).encode()
-        out.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(out)
+    texts = [str(arg) for arg in args]
+    return "".join([f"${len(text) if text.isascii() else len(text.encode())}\r\n{text}\r\n" for text in texts]).encode()
 
 
 def plain(*args: str) -> Command:
@@ -171,16 +164,23 @@ class Ask(NamedTuple):
 
 def label(owner: str, metadata: dict[str, str]) -> str:
     """Owner and metadata as they stand in a record."""
-    return json.dumps([owner, metadata], separators=(",", ":"), ensure_ascii=False)
+    return json.dumps([owner, metadata], separators=(",", ":"), ensure_ascii=False) if metadata else _plain_label(owner)
+
+
+@lru_cache(maxsize=64)
+def _plain_label(owner: str) -> str:
+    return json.dumps([owner, {}], separators=(",", ":"), ensure_ascii=False)
 
 
 def acquire_tail(ask: Ask, terms: Terms, place: str, waiter_lease_ms: int) -> bytes:
     """The arguments of an acquire; with a waiter lease of 0 it never queues."""
+    return pack(ask.ticket, ask.request, place) + _terms_tail(ask.weight, terms, waiter_lease_ms, ask.label)
+
+
+@lru_cache(maxsize=256)
+def _terms_tail(weight: int, terms: Terms, waiter_lease_ms: int, written: str) -> bytes:
     most = -1 if terms.max_waiters is None else terms.max_waiters
-    return pack(
-        *(ask.ticket, ask.request, place, ask.weight, terms.lease_ms, terms.capacity),
-        *(waiter_lease_ms, most, terms.idle_ttl_ms, ask.label),
-    )
+    return pack(weight, terms.lease_ms, terms.capacity, waiter_lease_ms, most, terms.idle_ttl_ms, written)
 
 
 class Granted(NamedTuple):
