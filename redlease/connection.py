@@ -144,7 +144,12 @@ class Connection:
 
     def be_patient_for(self, wait_ms: float) -> None:
         """Notices a half-open connection within that time, or the least that is sensible."""
-        self.patience_ms = min(self.patience_ms, max(PATIENCE_MS[0], wait_ms))
+        patience_ms = max(PATIENCE_MS[0], wait_ms)
+        if patience_ms < self.patience_ms:
+            self.patience_ms = patience_ms
+            if self._watchdog is not None:  # it was set by the longer patience
+                self._watchdog.cancel()
+                self._watch(asyncio.get_running_loop())
 
     def unavailable(self, resource: str | None = None, ticket: str | None = None) -> Unavailable:
         """The error for a server that was not reached in time."""

@@ -27,10 +27,15 @@ local function grant()
 end
 
 -- The common path: room, nobody queued, nothing to reap. Its first write is one that a full server refuses.
-if not record and used + weight <= capacity and call('ZCARD', queue) == 0 then return grant() end
+local ahead = call('ZCARD', queue)
+if ahead == 0 and not record and used + weight <= capacity then return grant() end
 
 --#include queue
 local waiter_lease, most = tonumber(ARGV[8]), tonumber(ARGV[9])
+local deadline = now + waiter_lease
+
+-- The last reads before the first write: from here on no key can turn out to be of a wrong type.
+local lapses, wait = call('ZSCORE', waiters, place), soonest()
 
 local function write(its_fence, since)
   set('t' .. ticket, format('%d %s %d %s %s %s %s', weight, its_fence, lease, since, place, request, label))
@@ -68,10 +73,8 @@ if record then
   end
 end
 
-local lapses = waiter_lease > 0 and call('ZSCORE', waiters, place)
-if lapses and tonumber(lapses) <= now then return {tag, LAPSED} end
+if waiter_lease > 0 and lapses and tonumber(lapses) <= now then return {tag, LAPSED} end
 
-local deadline = now + waiter_lease
 if queued_since then
   call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
   if waiter_lease > 0 then
@@ -79,25 +82,23 @@ if queued_since then
     call('HSET', state, 't' .. ticket,
       format('%d 0 %d %s %s %s %s', weight, lease, queued_since, place, request, label))
   end
-else
-  call('HSET', state, 'c', capacity) -- refused by a full server before anything is reaped or granted
-  if record then
-    local its_weight, its_fence = parse(record)
-    if its_fence ~= '0' then remove_holder(ticket, its_weight) else remove_waiter(ticket) end
-  end
 end
 
 -- The queue moves only where time or this call has made it due; then who asks now comes after those who wait.
-local more, wait = 0, soonest()
-if wait == 0 or used < capacity or was_capacity ~= capacity then
+local more = 0
+if wait == 0 or used < capacity or was_capacity ~= capacity or (record and not queued_since) then
+  if not queued_since then call('HSET', state, 'c', capacity) end -- a full server refuses it, and with it the rest
+  if record and not queued_since then
+    local its_weight, its_fence = parse(record)
+    if its_fence ~= '0' then remove_holder(ticket, its_weight) else remove_waiter(ticket) end
+  end
   more = advance(idle)
   if was_capacity > capacity then tell_capacity() end
   settle(deadline, idle)
   changes, size, was = {'HSET', state}, 2, {fence, used, capacity, declared}
-  wait = soonest()
+  ahead, wait = call('ZCARD', queue), soonest()
 end
 
-local ahead = call('ZCARD', queue)
 if queued_since then
   ahead = call('ZRANK', queue, ticket)
   if not ahead then -- granted just now
@@ -113,28 +114,20 @@ elseif waiter_lease > 0 and most >= 0 and ahead >= most then
     if not its_place or not alive(its_place) then remove_waiter(other) end
   end
   ahead = call('ZCARD', queue)
-  if ahead >= most then
-    settle(now, idle)
-    return {tag, FULL, ahead}
-  end
+  if ahead >= most then return {tag, FULL, ahead} end
 end
-if waiter_lease == 0 then
-  settle(now, idle)
-  return {tag, BUSY}
-end
+if waiter_lease == 0 then return {tag, BUSY} end
 
-local its_sequence = sequence + 1
+local its_sequence, new_place = sequence + 1, false
 if queued_since then
   its_sequence = tonumber(call('ZSCORE', queue, ticket))
 else
-  set('s', format('%d', its_sequence))
   call('ZADD', queue, format('%d', its_sequence), ticket)
-  if call('ZADD', waiters, format('%d', deadline), place) == 1 then
-    call('ZREMRANGEBYSCORE', waiters, '-inf', now - FORGET_MS)
-    queue_expires = math.min(queue_expires, deadline - 1) -- a key that was created just now has no end yet
-  end
+  set('s', format('%d', its_sequence))
+  new_place = call('ZADD', waiters, format('%d', deadline), place) == 1
+  if new_place then call('ZREMRANGEBYSCORE', waiters, '-inf', format('%d', now - FORGET_MS)) end
 end
-if ahead == 0 or queue_expires < deadline then keep_queue(deadline, idle) end
+if ahead == 0 or new_place or queue_expires < deadline then keep_queue(deadline, idle) end
 write('0', queued_since or format('%d', now))
 settle(deadline, idle)
 return {tag, QUEUED, its_sequence, ahead, wait, capacity, was_declared, more}

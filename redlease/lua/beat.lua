@@ -10,16 +10,15 @@ local tag, place, waiter_lease, ticket, idle = ARGV[1], ARGV[2], tonumber(ARGV[3
 --#include queue
 read(ticket)
 if not alive(place) then return {tag, LAPSED} end
+local wait, ahead, more = soonest(), call('ZRANK', queue, ticket), 0
 local deadline = now + waiter_lease
 call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
 call('ZADD', waiters, format('%d', deadline), place)
 if queue_expires < deadline then keep_queue(deadline, idle) end
 
-local wait, more = soonest(), 0
 local due = wait == 0 or used < capacity
 if due then more = advance(idle) end
 if due or size > 2 or expires < now + idle then settle(deadline, idle) end
-if due then wait = soonest() end
-local ahead = call('ZRANK', queue, ticket)
+if due then wait, ahead = soonest(), call('ZRANK', queue, ticket) end
 if not ahead then return {tag, GRANTED} end
 return {tag, QUEUED, ahead, wait, capacity, more}

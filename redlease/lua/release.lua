@@ -11,6 +11,9 @@ local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV
 
 --#include queue
 read(ticket)
+-- Read before the first write: from here on no key can turn out to be of a wrong type.
+local queued = call('ZCARD', queue)
+if queued > 0 or tombstone > 0 then call('ZCARD', waiters) end
 local released = 0
 local changed = ticket == '' and expires > 0
 if record then
@@ -23,6 +26,7 @@ if record then
       if deadline and tonumber(deadline) > now then released = 1 end
       remove_holder(ticket, weight)
     else
+      call('ZCARD', holders)
       if alive(place) then released = 1 end
       remove_waiter(ticket)
     end
@@ -41,7 +45,7 @@ if tombstone > 0 and its_request ~= '' then
 end
 local more = 0
 if changed then
-  more = advance(idle)
+  if queued > 0 then more = advance(idle) end
   settle(math.max(now, tombstones), idle)
 end
 return {tag, released, more}

@@ -7,8 +7,10 @@ local tag, watch_ms = ARGV[1], tonumber(ARGV[2])
 
 --#include queue
 read('')
+local wait = soonest()
 watched = math.max(watched, now + watch_ms)
 expires = math.max(expires, watched)
+call('PEXPIREAT', state, format('%d', expires)) -- allowed on a full server, and so is the rest
 call('HSET', state, 'w', format('%d', watched), 'k', format('%d', expires))
 call('PEXPIREAT', state, format('%d', expires))
-return {tag, soonest()}
+return {tag, wait}

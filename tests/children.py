@@ -1,0 +1,126 @@
+"""Processes that hold and wait, for tests that kill and stop them. Run as a program, this file is such a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from redlease import LeaseLost, Redlease
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class Child:
+    """One such process, as seen by the test that started it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def event(self, name: str, within: float = 15.0) -> dict[str, Any]:
+        """Wait for the next thing that the process says, which must be this."""
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(self.process.stdout.readline(), within)
+        said: dict[str, Any] = json.loads(line or b'{"event": "ended"}')
+        assert said["event"] == name, said
+        return said
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self.process.kill()
+
+    def pause(self) -> None:
+        """Stop it with SIGSTOP."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def interrupt(self) -> None:
+        """Do what Ctrl-C does."""
+        self.process.send_signal(signal.SIGINT)
+
+
+@contextlib.asynccontextmanager
+async def child(what: str, url: str, **options: Any) -> AsyncIterator[Child]:
+    """Start a process that does `what`, one of the functions below, and end it with the block."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, __file__, what, url, json.dumps(options)), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield Child(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        # The transport of the pipe closes in a turn of its own.
+        transport: asyncio.BaseTransport = process._transport  # type: ignore[attr-defined]  # noqa: SLF001
+        transport.close()
+
+
+def say(event: str, **details: Any) -> None:
+    """Tell the test."""
+    print(json.dumps({"event": event, **details}), flush=True)  # noqa: T201
+
+
+async def hold(client: Redlease, ticket: str | None = None) -> None:
+    """Hold the lock until that is over."""
+    lock = client.lock("r")
+    entered = None
+    try:
+        async with lock.hold(ticket=ticket) as entered:
+            say("held", fence=entered.fence)
+            await asyncio.sleep(60)
+    except LeaseLost:
+        assert entered is not None
+        say("lost", released=await entered.release(), remaining=entered.remaining())
+
+
+async def acquire(client: Redlease, ticket: str) -> None:
+    """Hold a plain permit."""
+    permit = await client.lock("r").acquire(ticket=ticket)
+    say("acquired", fence=permit.fence)
+    await asyncio.sleep(60)
+
+
+async def wait(client: Redlease, count: int, ticket: str | None = None) -> None:
+    """Let so many tasks wait."""
+    lock = client.lock("r")
+    already = len((await lock.inspect()).waiters)
+    tasks = [asyncio.create_task(lock.acquire(ticket=ticket)) for _ in range(count)]
+    while len((await lock.inspect()).waiters) < already + count:
+        await asyncio.sleep(0.005)
+    say("waiting")
+    await asyncio.gather(*tasks)
+
+
+async def count(client: Redlease, path: str, times: int) -> None:
+    """Add one to the number in a file so many times, in a way that loses some where two do it at once."""
+    lock = client.lock("r")
+    file = Path(path)
+    fences = []
+    for _ in range(times):
+        async with lock.hold() as entered:
+            number = int(file.read_text())
+            await asyncio.sleep(0)
+            file.write_text(str(number + 1))
+            fences.append(entered.fence)
+    say("counted", fences=fences)
+
+
+async def main() -> None:
+    """Do what the arguments say."""
+    what, url, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    settings = options.pop("client", {})
+    async with Redlease.from_url(url, **settings) as client:
+        await globals()[what](client, **options)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,245 @@
+"""Engines, clients, and the checks that hold for every test: nothing is left behind, and nothing is left out in CI."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import os
+from typing import TYPE_CHECKING, Any, Protocol
+
+import fakeredis
+import pytest
+import redis.asyncio
+
+from redlease import Redlease, Semaphore
+
+from proxy import Proxy
+from servers import CLOCK_ENGINES, ENGINES, REAL_ENGINES, Server, available_engines, describe_engines, find_faketime
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+IN_CI = os.environ.get("CI") == "true"
+
+_numbers = itertools.count(1)
+
+
+class MakeClient(Protocol):
+    """Makes a client that is entered, and left when the test ends; a ``url`` leads it elsewhere, such as to a proxy."""
+
+    async def __call__(self, *, url: str | None = None, **options: Any) -> Redlease: ...
+
+
+class OwnServer(Protocol):
+    """Starts a server for one test alone, which may kill, pause or fill it."""
+
+    def __call__(self, engine: str, *arguments: str, faketime: bool = False) -> Server: ...
+
+
+class MakeProxy(Protocol):
+    """Makes a proxy that listens until the test ends."""
+
+    async def __call__(self, server: Server, *, seed: int = 0) -> Proxy: ...
+
+
+class MakeOne(Protocol):
+    """Makes a primitive of capacity 1: the lock and the semaphore must not differ."""
+
+    def __call__(self, client: Redlease, name: str = "r", **options: Any) -> Semaphore: ...
+
+
+class Servers:
+    """The servers that all tests share, each started when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Server] = {}
+
+    def __getitem__(self, engine: str) -> Server:
+        if engine not in self._running:
+            self._running[engine] = Server(engine).start()
+        return self._running[engine]
+
+    def stop(self) -> None:
+        """End them all."""
+        for server in self._running.values():
+            server.stop()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to run in CI with an engine or libfaketime missing: elsewhere the report's head names what is left out."""
+    if IN_CI and (len(available_engines()) < len(ENGINES) or find_faketime() is None):
+        raise pytest.UsageError("\n".join(["CI needs every engine and libfaketime.", *describe_engines()]))
+    # A process that a test starts must not find the source tree in its working directory either.
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def pytest_report_header() -> list[str]:
+    """Name the engines."""
+    return describe_engines()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail in CI when a test was skipped: a skipped test shows nothing."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if IN_CI and reporter is not None and reporter.stats.get("skipped") and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line("In CI a skipped test is a failure.", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """The shared servers by engine."""
+    shared = Servers()
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture(params=available_engines())
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each engine of the conformance suite in turn."""
+    return str(request.param)
+
+
+@pytest.fixture(params=[engine for engine in available_engines() if engine in REAL_ENGINES])
+def real_engine(request: pytest.FixtureRequest) -> str:
+    """Each engine that is a process in turn, for tests of what only a process can do."""
+    return str(request.param)
+
+
+@pytest.fixture(params=[engine for engine in available_engines() if engine in CLOCK_ENGINES and find_faketime()])
+def clock_engine(request: pytest.FixtureRequest) -> str:
+    """Each engine whose clock can be stepped in turn, for `own_server(clock_engine, faketime=True).step_clock()`."""
+    return str(request.param)
+
+
+@pytest.fixture
+def own_server() -> Iterator[OwnServer]:
+    """A factory of private servers."""
+    with contextlib.ExitStack() as stack:
+        yield lambda engine, *arguments, faketime=False: stack.enter_context(
+            Server(engine, *arguments, faketime=faketime)
+        )
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A key prefix that no other test uses, so that tests need not empty the server."""
+    return f"test{os.getpid()}x{next(_numbers)}"
+
+
+@pytest.fixture
+def fake_server() -> fakeredis.FakeServer:
+    """What every fakeredis client of one test talks to."""
+    return fakeredis.FakeServer()
+
+
+@pytest.fixture
+async def raw_client(
+    engine: str, servers: Servers, fake_server: fakeredis.FakeServer
+) -> AsyncIterator[Callable[..., redis.asyncio.Redis]]:
+    """A factory of plain redis clients of the engine."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        def make(**options: Any) -> redis.asyncio.Redis:
+            client = (
+                fakeredis.FakeAsyncRedis(server=fake_server, **options)
+                if engine == "fakeredis"
+                else redis.asyncio.Redis.from_url(servers[engine].url, **options)
+            )
+            stack.push_async_callback(client.aclose)
+            return client
+
+        yield make
+
+
+@pytest.fixture
+def raw(raw_client: Callable[..., redis.asyncio.Redis]) -> redis.asyncio.Redis:
+    """A plain redis client of the engine, for looking at keys."""
+    return raw_client(decode_responses=True)
+
+
+@pytest.fixture
+async def make_proxy(own_server: OwnServer) -> AsyncIterator[MakeProxy]:
+    """A factory of proxies in front of a server."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(server: Server, *, seed: int = 0) -> Proxy:
+            return await stack.enter_async_context(Proxy(server.port, seed=seed))
+
+        yield make
+
+
+@pytest.fixture
+def client_of_engine(
+    engine: str, servers: Servers, raw_client: Callable[..., redis.asyncio.Redis]
+) -> Callable[..., Redlease]:
+    """Makes a client of the engine that is not entered yet."""
+    if engine == "fakeredis":
+        return lambda **options: Redlease(raw_client(), **options)
+    return lambda **options: Redlease.from_url(servers[engine].url, **options)
+
+
+@pytest.fixture
+def client_by_default(request: pytest.FixtureRequest) -> Callable[..., Redlease] | None:
+    """Spares a test that gives every URL itself from running once for each engine."""
+    wanted: Callable[..., Redlease] | None = None
+    if "engine" in request.fixturenames:
+        wanted = request.getfixturevalue("client_of_engine")
+    return wanted
+
+
+@pytest.fixture
+async def make_client(
+    client_by_default: Callable[..., Redlease] | None, prefix: str, make_proxy: MakeProxy
+) -> AsyncIterator[MakeClient]:
+    """A factory of clients of the engine, or of any server by its URL; they are left before any server is stopped."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(*, url: str | None = None, **options: Any) -> Redlease:
+            options = {"prefix": prefix} | options
+            if url is not None:
+                client = Redlease.from_url(url, **options)
+            else:
+                assert client_by_default is not None, "ask for the fixture `engine` as well, or give a URL"
+                client = client_by_default(**options)
+            return await stack.enter_async_context(client)
+
+        yield make
+
+
+@pytest.fixture
+async def client(engine: str, make_client: MakeClient) -> Redlease:
+    """A client of the engine."""
+    return await make_client()
+
+
+@pytest.fixture(params=["lock", "semaphore"])
+def make_one(request: pytest.FixtureRequest) -> MakeOne:
+    """A factory of primitives of capacity 1, of either kind in turn."""
+
+    def make(client: Redlease, name: str = "r", **options: Any) -> Semaphore:
+        if request.param == "lock":
+            return client.lock(name, **options)
+        return client.semaphore(name, capacity=1, **options)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left_behind(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """Fail a test that leaves a task running, or an exception that only the event loop's handler has seen."""
+    problems: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: problems.append(f"{context.get('exception')!r}: {context}"))
+    yield
+    for _ in range(10):
+        # What was cancelled or closed last needs a few turns to end.
+        await asyncio.sleep(0)
+    problems += [f"left running: {task!r}" for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    # The exception of a task that nobody awaited shows when the task is collected.
+    gc.collect()
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)

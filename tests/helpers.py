@@ -1,0 +1,79 @@
+"""Small things that many tests want."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import redis.asyncio
+
+    from redlease import Permit, Semaphore, Snapshot
+
+
+async def eventually(condition: asyncio.Event | Callable[[], Any | Awaitable[Any]], within: float = 5.0) -> Any:
+    """Wait until the event is set, or until the condition, plain or async, returns something true; return that.
+
+    An event is awaited; anything else is asked every few milliseconds. An assertion that fails inside the condition
+    counts as "not yet", and is the error that is raised when the time is over.
+    """
+    if isinstance(condition, asyncio.Event):
+        return await asyncio.wait_for(condition.wait(), within)
+    deadline = asyncio.get_running_loop().time() + within
+    while True:
+        try:
+            answer = condition()
+            if inspect.isawaitable(answer):
+                answer = await answer
+            failure = AssertionError(f"still {answer!r} after {within:g} s: {inspect.getsource(condition).strip()}")
+        except AssertionError as error:
+            answer, failure = None, error
+        if answer:
+            return answer
+        if asyncio.get_running_loop().time() > deadline:
+            raise failure
+        await asyncio.sleep(0.005)
+
+
+async def until_waiting(pool: Semaphore, count: int, within: float = 5.0) -> list[str]:
+    """Wait until so many requests are queued, and return their tickets in order."""
+
+    async def when_so_many() -> Snapshot | None:
+        snapshot = await pool.inspect()
+        return snapshot if len(snapshot.waiters) == count else None
+
+    snapshot = await eventually(when_so_many, within)
+    return [waiter.ticket for waiter in snapshot.waiters]
+
+
+async def queue_up(pool: Semaphore, count: int, **options: Any) -> list[asyncio.Task[Permit]]:
+    """Start acquires one after the other, so that they stand in the queue in the order of the list."""
+    already = len((await pool.inspect()).waiters)
+    tasks = []
+    for number in range(1, count + 1):
+        tasks.append(asyncio.create_task(pool.acquire(**options)))
+        await until_waiting(pool, already + number)
+    return tasks
+
+
+async def left_over(raw: redis.asyncio.Redis, prefix: str) -> list[str]:
+    """Name every live permit and every queue entry under a prefix, from the keys themselves."""
+    seconds, micros = await raw.time()
+    now_ms = seconds * 1000 + micros // 1000
+    found = []
+    async for key in raw.scan_iter(match=f"{prefix}:*", count=1000):
+        if key.endswith(":holders"):
+            found += [f"{key} {ticket}" for ticket in await raw.zrangebyscore(key, f"({now_ms}", "+inf")]
+        elif key.endswith(":queue"):
+            found += [f"{key} {ticket}" for ticket in await raw.zrange(key, 0, -1)]
+    return found
+
+
+async def cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait until they have ended, whatever their outcome."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

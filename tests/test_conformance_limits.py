@@ -1,0 +1,145 @@
+"""Bad input: each mistake is a ValueError that says what is allowed, at once, and nothing reaches the server."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from redlease import Redlease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import redis.asyncio
+
+    from conftest import MakeOne
+
+TOO_MANY = 2**31
+
+
+@pytest.mark.parametrize("name", ["", "x" * 513, "é" * 257, None, 7, b"r"])
+async def test_names(client: Redlease, name: Any) -> None:
+    """A name is a string of 1 to 512 bytes."""
+    with pytest.raises(ValueError, match="resource name"):
+        client.lock(name)
+    with pytest.raises(ValueError, match="resource name"):
+        client.semaphore(name, capacity=2)
+
+
+@pytest.mark.parametrize("capacity", [0, -1, TOO_MANY, 1.0, 2.5, True, None, "3"])
+async def test_capacities(client: Redlease, capacity: Any) -> None:
+    """A capacity is a whole number from 1 to 2**31 - 1."""
+    with pytest.raises(ValueError, match="capacity"):
+        client.semaphore("r", capacity=capacity)
+    with pytest.raises(ValueError, match="capacity"):
+        await client.semaphore("r", capacity=1).resize(capacity)
+
+
+@pytest.mark.parametrize("weight", [0, -1, TOO_MANY, 1.0, True, None, "1"])
+async def test_weights(client: Redlease, make_one: MakeOne, weight: Any) -> None:
+    """A weight is a whole number from 1 on."""
+    lock = make_one(client)
+    for ask in (lock.acquire, lock.try_acquire, lock.hold):
+        with pytest.raises(ValueError, match="weight"):
+            await ask(weight=weight)
+
+
+async def test_a_weight_over_the_capacity(client: Redlease, make_one: MakeOne) -> None:
+    """What can never fit is refused at once, by the capacity that counts now, and leaves nothing."""
+    lock = make_one(client)
+    for ask in (lock.acquire, lock.try_acquire, lock.hold):
+        with pytest.raises(ValueError, match="weight 2 can never fit"):
+            await ask(weight=2)
+    pool = client.semaphore("s", capacity=2)
+    await pool.resize(4)
+    assert (await pool.acquire(weight=4)).weight == 4
+    assert (await lock.inspect()).waiters == ()
+
+
+async def test_the_largest_capacity_and_weight(client: Redlease) -> None:
+    """The limits themselves are allowed."""
+    pool = client.semaphore("r", capacity=TOO_MANY - 1)
+    permit = await pool.acquire(weight=TOO_MANY - 1)
+    assert await pool.try_acquire() is None
+    assert permit.weight == permit.capacity == TOO_MANY - 1
+    assert await pool.release(permit)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 0.001, math.nan, math.inf, 1e12, True, "30", timedelta(0), timedelta(-1)])
+async def test_leases(client: Redlease, seconds: Any) -> None:
+    """A lease is longer than nothing and shorter than for ever, in seconds or as a timedelta."""
+    for make in (
+        lambda: client.lock("r", lease=seconds),
+        lambda: client.lock("r", waiter_lease=seconds),
+        lambda: Redlease.from_url("redis://localhost", lease=seconds),
+        lambda: Redlease.from_url("redis://localhost", waiter_lease=seconds),
+    ):
+        with pytest.raises(ValueError, match="lease"):
+            make()
+    permit = await client.lock("r").acquire()
+    with pytest.raises(ValueError, match="lease"):
+        await client.lock("r").renew(permit, lease=seconds)
+
+
+@pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, True, "1"])
+async def test_timeouts(client: Redlease, make_one: MakeOne, seconds: Any) -> None:
+    """A timeout is not negative; None is for ever."""
+    lock = make_one(client)
+    for ask in (lock.acquire, lock.hold):
+        with pytest.raises(ValueError, match="timeout"):
+            await ask(timeout=seconds)
+
+
+@pytest.mark.parametrize("make", [lambda client, **options: client.lock("r").acquire(**options)])
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"ticket": ""}, "ticket"),
+        ({"ticket": "x" * 257}, "ticket"),
+        ({"ticket": 5}, "ticket"),
+        ({"owner": ""}, "owner"),
+        ({"owner": "x" * 257}, "owner"),
+        ({"metadata": {"k": 1}}, "metadata"),
+        ({"metadata": {1: "v"}}, "metadata"),
+        ({"metadata": {"k": "x" * 4097}}, "metadata"),
+        ({"metadata": ["k"]}, "metadata"),
+    ],
+)
+async def test_texts(client: Redlease, make: Callable[..., Any], options: dict[str, Any], what: str) -> None:
+    """Tickets and owners are short strings, metadata maps strings to strings and is small."""
+    with pytest.raises(ValueError, match=what):
+        await make(client, **options)
+
+
+async def test_other_parameters(client: Redlease, make_one: MakeOne) -> None:
+    """Whatever else is wrong is named as well."""
+    lock = make_one(client)
+    with pytest.raises(ValueError, match="on_lost"):
+        lock.hold(on_lost="panic")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_hold"):
+        lock.hold(max_hold=0)
+    with pytest.raises(ValueError, match="max_waiters"):
+        make_one(client, max_waiters=-1)
+    with pytest.raises(ValueError, match="limit"):
+        await lock.inspect(limit=0)
+    with pytest.raises(ValueError, match="ticket"):
+        await lock.release("")
+    for prefix in ("", "a{b", "a}b", None):
+        with pytest.raises(ValueError, match="prefix"):
+            Redlease.from_url("redis://localhost", prefix=prefix)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="idle_ttl"):
+        Redlease.from_url("redis://localhost", idle_ttl=-1)
+    with pytest.raises(ValueError, match="://"):
+        Redlease.from_url("localhost:6379")
+
+
+async def test_mistakes_leave_nothing(client: Redlease, raw: redis.asyncio.Redis, prefix: str) -> None:
+    """A refused request leaves no key."""
+    lock = client.lock("r")
+    for options in ({"weight": 0}, {"weight": 5}, {"ticket": ""}, {"timeout": -1}):
+        with pytest.raises(ValueError, match=r"."):
+            await lock.acquire(**options)  # type: ignore[arg-type]
+    assert await raw.keys(f"{prefix}:{{r}}*") == []
