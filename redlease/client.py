@@ -16,7 +16,7 @@ from redis.asyncio import ConnectionPool, Redis
 from . import wire
 from .connection import LIMIT_MS, Connection
 from .embedded import EmbeddedServer
-from .errors import RedleaseError, Withdrawn
+from .errors import RedleaseError, Unavailable, Withdrawn
 from .keeper import Keeper
 from .semaphore import Lock, Semaphore
 from .waiting import Room
@@ -196,9 +196,9 @@ class Redlease:
             async with asyncio.timeout(LIMIT_MS / 1000):
                 await self._connection.until_ready()
         except TimeoutError:
-            error = self._connection.unavailable()
+            why = self._connection.trouble
             await self.close()
-            raise error from None
+            raise Unavailable(f"the Redis server could not be reached: {why}. Check the URL and the server") from None
         except BaseException:
             await self.close()
             raise

@@ -79,7 +79,7 @@ class Connection:
         self._changed: asyncio.Event = asyncio.Event()
         self._lost: asyncio.Event = asyncio.Event()
         self._refusal: RedleaseError | None = None
-        self._trouble = "it has not been reached yet"
+        self.trouble = "it has not been reached yet"
         self._heard_at = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
         self._probed = False
@@ -155,7 +155,7 @@ class Connection:
         """The error for a server that was not reached in time."""
         where = f"resource {resource!r}: " if resource is not None else ""
         return Unavailable(
-            f"{where}the Redis server was not reached in time ({self._trouble}). The outcome is unknown; what the "
+            f"{where}the Redis server was not reached in time ({self.trouble}). The outcome is unknown; what the "
             "request may have taken is given back in the background. Try again, with the same ticket if one was given",
             resource=resource,
             ticket=ticket,
@@ -236,7 +236,7 @@ class Connection:
 
     def _abort(self, why: str) -> None:
         """Gives the connection up; every call without a reply is told."""
-        self._trouble = why
+        self.trouble = why
         self.ready = False
         self._changed.clear()
         driver, self._driver = self._driver, None
@@ -328,7 +328,7 @@ class Connection:
             else:
                 self._become_ready()
                 await self._lost.wait()
-                logger.warning("the connection to Redis was lost: %s; connecting again", self._trouble)
+                logger.warning("the connection to Redis was lost: %s; connecting again", self.trouble)
             attempt = 0 if loop.time() - began > 2 * BACKOFF_S[1] else attempt + 1
             await asyncio.sleep(min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0))
 
@@ -360,7 +360,7 @@ class Connection:
             if future.done():
                 return
             if reply is None:
-                future.set_exception(exceptions.ConnectionError(self._trouble))
+                future.set_exception(exceptions.ConnectionError(self.trouble))
                 future.exception()  # read here: of several such calls only the first is awaited
             else:
                 future.set_result(reply)
@@ -383,7 +383,9 @@ class Connection:
     async def _probe(self) -> None:
         """Finds missing rights now, so that no operation fails half-way for want of one."""
         resource = wire.Resource(self._prefix, f"probe of {self._channel}")
-        reply = await self._exchange(wire.plain("EVAL", wire.PROBE.text, "4", *resource.keys, "probe", self._channel))
+        await self._exchange(wire.plain("SCRIPT", "LOAD", wire.PROBE.text))
+        call = wire.plain("EVALSHA", wire.PROBE.sha, "4", *resource.keys, "probe", self._channel)
+        reply = await self._exchange(call)
         errors = [reply.text] if isinstance(reply, wire.Fault) else [_text(error) for error in reply[1:]]
         missing = [error for error in errors if wire.Fault(error).not_allowed]
         if missing:

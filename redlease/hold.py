@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Literal, Self
 
 from . import clock, wire
-from .errors import LeaseLost
-from .keeper import Keeper, Lease
+from .errors import LeaseLost, RedleaseError
+from .keeper import Keeper, Lease, Released
 from .models import Permit
 
 logger = logging.getLogger("redlease")
@@ -85,14 +85,15 @@ class Hold(Lease):
         if self.lost or self.ended:
             return False
         self.end()
-        future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
         self.keeper.give_back(self, lambda released: None if future.done() else future.set_result(released))
         released = await future
-        if released is None:
+        if released is None or isinstance(released, RedleaseError):
             self._log_pending()
-        elif not released:
+            return False
+        if not released:
             self.lost, self.why_lost = True, "the server no longer had it when it was released"
-        return bool(released)
+        return released
 
     def detach(self) -> Permit:
         """Stops renewing and returns the permit: its lease runs on, and who has it may renew, adopt or release it.
@@ -130,7 +131,7 @@ class Hold(Lease):
 
     def _log_pending(self) -> None:
         logger.warning(
-            "resource %r: the server is out of reach; permit %r is released in the background or lapses with its lease",
+            "resource %r: permit %r could not be released yet; that goes on in the background while its lease lasts",
             *(self.resource.name, self.ask.ticket),
         )
 

@@ -15,12 +15,14 @@ from functools import partial
 
 from . import clock, wire
 from .connection import Connection, Reply
+from .errors import RedleaseError
 from .schedule import Schedule
 
 logger = logging.getLogger("redlease")
 
 RENEWALS_A_LEASE = 3
-RETRY_MS = 100.0  # after an error reply
+Released = bool | None | RedleaseError
+RETRY_MS, RETRY_MS_MAX = 100.0, 5000.0  # after an error reply: the first pause, and the longest
 RECONNECT_MS = 500.0  # how long a lost connection usually takes to come back, if the server is there
 
 
@@ -136,8 +138,8 @@ class Lease:
 class Leaving:
     """A ticket on its way out: sent until the server has answered, or until it has lapsed by itself.
 
-    `done` is told once whether a live permit or place was taken out; or None, `patience_ms` after the server was found
-    to be out of reach, while the sending goes on.
+    `done` is told once whether a live permit or place was taken out; or the server's refusal; or None, `patience_ms`
+    after the server was found to be out of reach. After the last two the sending goes on.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class Leaving:
         fence: int | None,
         unsure: bool,
         until_ms: float,
-        done: Callable[[bool | None], None] | None = None,
+        done: Callable[[Released], None] | None = None,
         patience_ms: float = RECONNECT_MS,
     ) -> None:
         self.keeper = keeper
@@ -164,6 +166,7 @@ class Leaving:
         self._done = done
         self._patience_ms = patience_ms
         self._timer: asyncio.TimerHandle | None = None
+        self._retry_ms = RETRY_MS
 
     def start(self) -> None:
         """Sends it now, or as soon as the connection is there."""
@@ -188,9 +191,7 @@ class Leaving:
             self._unsure = True  # sent again when the connection is back
             self._delayed()
         elif isinstance(reply, wire.Fault):
-            logger.warning("resource %r: releasing %r failed: %s", self.resource.name, self._ask.ticket, reply.text)
-            self._delayed()
-            self.keeper.schedule.at(clock.now_ms() + RETRY_MS, self)
+            self._refused(reply)
         else:
             self.keeper.follow_up(self.resource, self._terms, more=reply[2])
             self._finish(bool(reply[1]))
@@ -201,11 +202,21 @@ class Leaving:
         self.keeper.check_idle()
         self._tell(released)
 
+    def _refused(self, fault: wire.Fault) -> None:
+        if fault.passes:
+            self._delayed()
+        else:
+            self._tell(fault.error(self.resource.name, self._ask.ticket))
+        if self._retry_ms == RETRY_MS:  # said once
+            logger.warning("resource %r: releasing %r failed: %s", self.resource.name, self._ask.ticket, fault.text)
+        self.keeper.schedule.at(clock.now_ms() + self._retry_ms, self)
+        self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
+
     def _delayed(self) -> None:
         if self._done is not None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._patience_ms / 1000, self._tell, None)
 
-    def _tell(self, released: bool | None) -> None:
+    def _tell(self, released: Released) -> None:
         if self._timer is not None:
             self._timer.cancel()
         done, self._done = self._done, None
@@ -242,7 +253,7 @@ class Keeper:
         self.schedule.drop(lease)
         self.leases.pop(lease.ask.request, None)
 
-    def give_back(self, lease: Lease, done: Callable[[bool | None], None] | None = None) -> None:
+    def give_back(self, lease: Lease, done: Callable[[Released], None] | None = None) -> None:
         """Releases what the lease is of, in the background if need be, while it lasts."""
         until_ms = max(lease.deadline_ms, clock.now_ms()) + lease.terms.lease_ms
         leaving = Leaving(

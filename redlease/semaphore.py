@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from . import clock, wire
 from .connection import LIMIT_MS
-from .errors import AcquireTimeout, LeaseLost
+from .errors import AcquireTimeout, LeaseLost, RedleaseError
 from .hold import Hold, HoldRequest, OnLost
-from .keeper import Leaving
+from .keeper import Leaving, Released
 from .models import Permit, Snapshot
 from .waiting import Outcome, Room, Waiting
 
@@ -205,7 +205,7 @@ class Semaphore:
             wire.checked_text("ticket", permit, wire.TICKET_BYTES_MAX)
             return await self._expel(permit, "")
         self._own(permit)
-        future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
         now_ms = clock.now_ms()
         request, until_ms = self._room.unsure.pop((self._resource.state_key, permit.ticket), ("", 0.0))
         self._connection.start()
@@ -221,6 +221,8 @@ class Semaphore:
         released = await future
         if released is None:
             raise self._connection.unavailable(self.name, permit.ticket)
+        if isinstance(released, RedleaseError):
+            raise released
         return released
 
     async def check(self, permit: Permit) -> bool:

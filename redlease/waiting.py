@@ -24,7 +24,7 @@ logger = logging.getLogger("redlease")
 
 BEATS_A_LEASE = 3
 # Every client with waiters calls when something may have lapsed: one after the other, by its place.
-STAGGER_MS, STAGGER_PLACES = 5.0, 100
+STAGGER_MS, STAGGER_PLACES = 1.0, 200
 ROUNDING_MS = 2.0  # the server tells whole ms
 
 

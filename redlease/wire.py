@@ -280,9 +280,11 @@ def checked_count(what: str, count: int, low: int = 1) -> int:
 
 def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
     """The metadata, or ValueError when it is not a small mapping of strings to strings."""
-    if not metadata:
+    if metadata is None:
         return {}
-    if not all(isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()
+    ):
         raise ValueError(f"metadata maps strings to strings, not {metadata!r}")
     if sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items()) > METADATA_BYTES_MAX:
         raise ValueError(f"metadata may have {METADATA_BYTES_MAX} bytes in all")

@@ -60,7 +60,7 @@ async def child(what: str, url: str, **options: Any) -> AsyncIterator[Child]:
             process.kill()
         await process.wait()
         # The transport of the pipe closes in a turn of its own.
-        transport: asyncio.BaseTransport = process._transport  # type: ignore[attr-defined]  # noqa: SLF001
+        transport: asyncio.BaseTransport = process._transport  # type: ignore[attr-defined]
         transport.close()
 
 
@@ -94,7 +94,7 @@ async def wait(client: Redlease, count: int, ticket: str | None = None) -> None:
     lock = client.lock("r")
     already = len((await lock.inspect()).waiters)
     tasks = [asyncio.create_task(lock.acquire(ticket=ticket)) for _ in range(count)]
-    while len((await lock.inspect()).waiters) < already + count:
+    while len((await lock.inspect()).waiters) < already + count:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     say("waiting")
     await asyncio.gather(*tasks)

@@ -66,9 +66,9 @@ async def left_over(raw: redis.asyncio.Redis, prefix: str) -> list[str]:
     found = []
     async for key in raw.scan_iter(match=f"{prefix}:*", count=1000):
         if key.endswith(":holders"):
-            found += [f"{key} {ticket}" for ticket in await raw.zrangebyscore(key, f"({now_ms}", "+inf")]
+            found += [f"{key} {ticket!s}" for ticket in await raw.zrangebyscore(key, f"({now_ms}", "+inf")]
         elif key.endswith(":queue"):
-            found += [f"{key} {ticket}" for ticket in await raw.zrange(key, 0, -1)]
+            found += [f"{key} {ticket!s}" for ticket in await raw.zrange(key, 0, -1)]
     return found
 
 

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     import redis.asyncio
 
-    from conftest import MakeClient
     from redlease import Redlease, Semaphore
+
+    from conftest import MakeClient
 
 When = Literal["waiting", "resuming"]
 
@@ -148,8 +149,8 @@ async def test_cancelled_at_each_step_out_of_the_queue(
         first = asyncio.create_task(cancelled_at(use(lock), step, when))
         if when == "resuming" or step > 1:
             await until_waiting(lock, 1)
-        behind = asyncio.create_task(lock.acquire())
-        await eventually(lambda: _queued_last(lock, behind))
+        behind = asyncio.create_task(lock.acquire(ticket="behind"))
+        await eventually(lambda: _is_queued(lock, "behind"))
         assert await lock.release(permit)
         reached = await first
         assert await lock.release(await asyncio.wait_for(behind, 5))
@@ -158,12 +159,13 @@ async def test_cancelled_at_each_step_out_of_the_queue(
     assert step > 2
 
 
-async def _queued_last(lock: Semaphore, task: asyncio.Task[Any]) -> bool:
-    snapshot = await lock.inspect()
-    return bool(snapshot.waiters) and not task.done()
+async def _is_queued(lock: Semaphore, ticket: str) -> bool:
+    return ticket in [waiter.ticket for waiter in (await lock.inspect()).waiters]
 
 
-async def test_cancelled_at_each_step_of_adopt_and_renew(client: Redlease, raw: redis.asyncio.Redis, prefix: str) -> None:
+async def test_cancelled_at_each_step_of_adopt_and_renew(
+    client: Redlease, raw: redis.asyncio.Redis, prefix: str
+) -> None:
     """Cancelling a renewal or an adoption leaves at most the one permit, which lapses or is released by its ticket."""
     lock = client.lock("r", lease=0.5)
     for use in (lock.renew, lock.adopt):
@@ -208,9 +210,7 @@ async def test_a_cancelled_release_goes_on(client: Redlease) -> None:
     assert await lock.release(later)
 
 
-async def test_cancelled_at_random(
-    engine: str, make_client: MakeClient, raw: redis.asyncio.Redis, prefix: str
-) -> None:
+async def test_cancelled_at_random(engine: str, make_client: MakeClient, raw: redis.asyncio.Redis, prefix: str) -> None:
     """Thousands of tasks, cancelled at random moments, leave no permit and no place, and are never too many inside."""
     dice = random.Random(6)
     pools = [(await make_client()).semaphore("r", capacity=3) for _ in range(2)]

@@ -15,8 +15,9 @@ from helpers import cancel, eventually, left_over, queue_up, until_waiting
 if TYPE_CHECKING:
     import redis.asyncio
 
-    from conftest import MakeClient, MakeOne
     from redlease import Hold, Redlease, Semaphore
+
+    from conftest import MakeClient, MakeOne
 
 
 class BodyError(Exception):
@@ -29,7 +30,11 @@ async def test_a_block_holds_and_releases(client: Redlease, make_one: MakeOne) -
     async with lock.hold(ticket="t") as hold:
         (held,) = (await lock.inspect()).holders
         assert (held.ticket, held.fence) == ("t", hold.fence)
-        assert (hold.permit.ticket, hold.permit.fence, hold.permit.expires_at_ms) == ("t", hold.fence, held.expires_at_ms)
+        assert (hold.permit.ticket, hold.permit.fence, hold.permit.expires_at_ms) == (
+            "t",
+            hold.fence,
+            held.expires_at_ms,
+        )
         assert not hold.lost
     assert (await lock.inspect()).holders == ()
     assert not hold.lost
@@ -335,7 +340,9 @@ async def test_closing_a_client_releases_its_holds(
     assert await make_one(client, "kept").release(permit)
 
 
-async def test_a_body_is_cancelled_when_its_client_closes(make_client: MakeClient, engine: str, make_one: MakeOne) -> None:
+async def test_a_body_is_cancelled_when_its_client_closes(
+    make_client: MakeClient, engine: str, make_one: MakeOne
+) -> None:
     """A body that runs while its client is closed loses its permit and is cancelled."""
     client = await make_client()
     lock = make_one(client)

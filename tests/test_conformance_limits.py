@@ -141,5 +141,5 @@ async def test_mistakes_leave_nothing(client: Redlease, raw: redis.asyncio.Redis
     lock = client.lock("r")
     for options in ({"weight": 0}, {"weight": 5}, {"ticket": ""}, {"timeout": -1}):
         with pytest.raises(ValueError, match=r"."):
-            await lock.acquire(**options)  # type: ignore[arg-type]
+            await lock.acquire(**options)
     assert await raw.keys(f"{prefix}:{{r}}*") == []

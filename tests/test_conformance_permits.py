@@ -15,11 +15,14 @@ from helpers import cancel, eventually, left_over, queue_up, until_waiting
 if TYPE_CHECKING:
     import redis.asyncio
 
-    from conftest import MakeClient, MakeOne
     from redlease import Redlease, Semaphore
 
+    from conftest import MakeClient, MakeOne
 
-async def test_a_repeated_ticket_has_the_same_permit(client: Redlease, make_client: MakeClient, make_one: MakeOne) -> None:
+
+async def test_a_repeated_ticket_has_the_same_permit(
+    client: Redlease, make_client: MakeClient, make_one: MakeOne
+) -> None:
     """Acquiring again with a ticket that holds gives the same permit and fence, its lease full again, in any client."""
     lock, elsewhere = make_one(client, lease=5), make_one(await make_client(), lease=5)
     first = await lock.acquire(ticket="t")
@@ -129,7 +132,9 @@ async def _lapsed(lock: Semaphore, deadline_ms: int) -> bool:
     return (await lock.inspect()).server_time_ms > deadline_ms
 
 
-async def test_release_may_be_repeated(client: Redlease, make_one: MakeOne, raw: redis.asyncio.Redis, prefix: str) -> None:
+async def test_release_may_be_repeated(
+    client: Redlease, make_one: MakeOne, raw: redis.asyncio.Redis, prefix: str
+) -> None:
     """The first release says that the permit was held, every further one that it was not."""
     lock = make_one(client)
     permit = await lock.acquire()
@@ -161,7 +166,9 @@ async def test_release_by_ticket_frees_a_holder(client: Redlease, make_client: M
     assert not await admin.release("never heard of")
 
 
-async def test_release_by_ticket_takes_a_waiter_out(client: Redlease, make_client: MakeClient, make_one: MakeOne) -> None:
+async def test_release_by_ticket_takes_a_waiter_out(
+    client: Redlease, make_client: MakeClient, make_one: MakeOne
+) -> None:
     """A waiter that somebody takes out of the queue gets an error at once, and those behind it move up."""
     lock, admin = make_one(client), make_one(await make_client())
     permit = await lock.acquire()
@@ -259,3 +266,13 @@ async def test_adopted_weights_count_once(client: Redlease) -> None:
     assert other is not None
     assert await hold.release()
     assert await pool.try_acquire(weight=2) is not None
+
+
+async def test_a_repeated_ticket_outlives_a_shrink(client: Redlease, make_client: MakeClient) -> None:
+    """A held ticket that asks again finds its permit though its weight would not fit any more."""
+    pool = client.semaphore("r", capacity=4)
+    permit = await pool.acquire(ticket="t", weight=3)
+    await pool.resize(2)
+    again = await (await make_client()).semaphore("r", capacity=4).acquire(ticket="t", weight=3)
+    assert again.fence == permit.fence
+    assert await pool.release(permit)

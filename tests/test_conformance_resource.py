@@ -15,8 +15,9 @@ from helpers import cancel, eventually, left_over, queue_up, until_waiting
 if TYPE_CHECKING:
     import redis.asyncio
 
-    from conftest import MakeClient, MakeOne
     from redlease import Redlease, Snapshot
+
+    from conftest import MakeClient, MakeOne
 
 
 async def test_inspect_shows_holders_and_waiters(client: Redlease) -> None:
@@ -273,3 +274,30 @@ async def test_many_waiters_and_holders_at_once(client: Redlease) -> None:
     assert len(await asyncio.wait_for(asyncio.gather(*tasks), 5)) == 350
     assert await pool.release_all() == 351
     assert not await pool.release(permit)
+
+
+async def test_a_waiter_does_not_bring_an_old_declaration_back(client: Redlease, make_client: MakeClient) -> None:
+    """Who queued under an old declaration claims its grant without undoing a newer one."""
+    old = client.semaphore("r", capacity=1)
+    permit = await old.acquire()
+    tasks = await queue_up(old, 1)
+    new = (await make_client()).semaphore("r", capacity=2)
+    await new.try_acquire()
+    await asyncio.wait_for(tasks[0], 5)
+    assert (await new.inspect()).capacity == 2
+    assert await old.release(permit)
+
+
+async def test_a_waiter_in_the_middle_is_told_of_a_repeated_ask_that_shrinks(
+    client: Redlease, make_client: MakeClient
+) -> None:
+    """Waiters that a smaller declaration leaves without hope are told, whoever declared it."""
+    pool = client.semaphore("r", capacity=4)
+    permit = await pool.acquire(weight=4)
+    light, heavy = (await queue_up(pool, 1))[0], (await queue_up(pool, 1, weight=3))[0]
+    smaller = (await make_client()).semaphore("r", capacity=2)
+    assert await smaller.try_acquire() is None
+    with pytest.raises(ValueError, match="weight 3"):
+        await asyncio.wait_for(heavy, 2)
+    assert await pool.release(permit)
+    assert await asyncio.wait_for(light, 5)

@@ -14,9 +14,10 @@ from helpers import eventually, queue_up, until_waiting
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from redlease import Redlease, Semaphore
+
     from conftest import MakeClient, MakeProxy, OwnServer
     from proxy import Proxy
-    from redlease import Redlease, Semaphore
     from servers import Server
 
 

@@ -1,4 +1,4 @@
-"""A network that loses, cuts, delays, doubles and goes silent: never too many inside, and nothing left behind (P1, P5, P6)."""
+"""A network that loses, cuts, delays, doubles and goes silent: at most the capacity inside, nothing left behind."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from proxy import Chances, Fault
 if TYPE_CHECKING:
     import redis.asyncio
 
+    from redlease import Redlease, Semaphore
+
     from conftest import MakeClient, MakeProxy, Servers
     from proxy import Proxy
-    from redlease import Redlease, Semaphore
     from servers import Server
 
 FAULTS = [Fault.LOSE, Fault.CUT, Fault.STALL, Fault.DELAY, Fault.DOUBLE]
@@ -140,7 +141,7 @@ async def test_a_message_that_never_came(
     steady = (await make_client(url=server.url)).lock("r")
     permit = await steady.acquire()
     (task,) = await queue_up(shaky.lock("r"), 1)
-    monkeypatch.setattr(type(shaky._connection), "on_push", lambda self, push: None)  # noqa: SLF001
+    monkeypatch.setattr(type(shaky._connection), "on_push", lambda self, push: None)
     assert await steady.release(permit)
     monkeypatch.undo()
     assert await asyncio.wait_for(task, 2)

@@ -99,7 +99,9 @@ async def test_a_paused_holder_finds_out(server: Server, make_client: MakeClient
     assert await lock.check(permit)
 
 
-async def test_a_pause_shorter_than_the_lease_costs_nothing(server: Server, make_client: MakeClient, prefix: str) -> None:
+async def test_a_pause_shorter_than_the_lease_costs_nothing(
+    server: Server, make_client: MakeClient, prefix: str
+) -> None:
     """A process that is stopped for part of its lease keeps its permit."""
     client = await make_client(url=server.url)
     lock = client.lock("r")

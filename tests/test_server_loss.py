@@ -16,8 +16,9 @@ from helpers import cancel, eventually, queue_up, until_waiting
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from conftest import MakeClient, OwnServer
     from redlease import Hold, Semaphore
+
+    from conftest import MakeClient, OwnServer
     from servers import Server
 
 
@@ -280,7 +281,7 @@ async def test_a_clock_that_jumps_back(
     after = await lock.acquire()
     fences = [ahead.fence, *bodies.fences, after.fence]
     assert fences == sorted(set(fences))
-    state_ms = int(server.cli("EVAL", "return redis.call('PTTL', KEYS[1])", 1, lock._resource.state_key))  # noqa: SLF001
+    state_ms = int(server.cli("EVAL", "return redis.call('PTTL', KEYS[1])", 1, lock._resource.state_key))
     assert state_ms > 3_500_000  # as long as the last fence is ahead of the clock
 
 

@@ -39,7 +39,9 @@ def test_all_keys_are_in_one_slot(name: str) -> None:
     words = frame.split(b"\r\n")
     keys = [word for word in words if word.startswith(b"p:{")]
     assert len(set(keys)) == 4 or "\r\n" in name
-    assert {word[word.index(b"{") : word.index(b"}") + 1] for word in keys} == {b"{" + wire.escape(name).split("\r\n")[0].encode() + b"}"} or "\r\n" in name
+    assert {word[word.index(b"{") : word.index(b"}") + 1] for word in keys} == {
+        b"{" + wire.escape(name).split("\r\n")[0].encode() + b"}"
+    } or "\r\n" in name
 
 
 @given(st.lists(st.one_of(texts, st.integers(-(2**60), 2**60), st.just("")), max_size=8))
@@ -60,7 +62,7 @@ def test_a_command_is_one_frame(args: list[Any]) -> None:
 @given(texts, texts, texts, st.integers(1, 2**31 - 1))
 def test_a_call_is_one_frame(name: str, ticket: str, written: str, weight: int) -> None:
     """A script's head, tag and tail make one frame with as many words as the head announces."""
-    terms = wire.Terms(1000, 3, 1000, None, 1000, "o")
+    terms = wire.Terms("o", lease_ms=1000, capacity=3)
     tail = wire.acquire_tail(wire.Ask(ticket, "1-1", weight, written), terms, "c|1", 1000)
     command = wire.Resource("p", name).command(wire.ACQUIRE, tail)
     frame = command.head + b"$4\r\n0001\r\n" + command.tail
@@ -152,7 +154,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("text", "code"), FAULTS.items())
 def test_error_texts(text: str, code: str) -> None:
-    """The code is found wherever the versions of the server put it, and every error names resource and server's text."""
+    """The code is found wherever the versions of the server put it, and an error names resource and that text."""
     fault = wire.Fault(text)
     assert fault.code == code
     assert fault.passes == (code in {"LOADING", "BUSY", "CLUSTERDOWN"})

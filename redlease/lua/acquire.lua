@@ -18,7 +18,6 @@ if declared ~= wanted then
   if declared ~= 0 or capacity == 0 then capacity = wanted end
   was_declared, declared = declared, wanted
 end
-if weight > capacity then return {tag, MISFIT, capacity} end
 
 local function grant()
   make_holder(ticket, weight, lease, place, request, label, now + lease, idle)
@@ -46,7 +45,6 @@ local function held(its_fence, since)
   call('PEXPIREAT', state, format('%d', math.max(expires, now + lease))) -- allowed on a full server, and so is the rest
   lease_until(ticket, now + lease, idle)
   write(its_fence, since)
-  if was_capacity ~= capacity then advance(idle) end
   settle(now + lease, idle)
   return {tag, GRANTED, tonumber(its_fence), tonumber(since), now + lease, capacity, was_declared}
 end
@@ -68,11 +66,15 @@ if record then
       and tonumber(string.match(its_place, '%d+$') or 0) > tonumber(string.match(place, '%d+$') or 0) then
       return {tag, WITHDRAWN}
     end
-    if its_fence ~= '0' then return held(its_fence, since) end
+    if its_fence ~= '0' then -- it declares nothing, and finds its permit whatever the capacity is now
+      capacity, declared, was_declared = was_capacity, tonumber(was[4] or 0), 0
+      return held(its_fence, since)
+    end
     queued_since = since
   end
 end
 
+if weight > capacity then return {tag, MISFIT, capacity} end
 if waiter_lease > 0 and lapses and tonumber(lapses) <= now then return {tag, LAPSED} end
 
 if queued_since then

@@ -9,7 +9,7 @@ local tag, place, waiter_lease, ticket, idle = ARGV[1], ARGV[2], tonumber(ARGV[3
 
 --#include queue
 read(ticket)
-if not alive(place) then return {tag, LAPSED} end
+if capacity == 0 or not alive(place) then return {tag, LAPSED} end
 local wait, ahead, more = soonest(), call('ZRANK', queue, ticket), 0
 local deadline = now + waiter_lease
 call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest

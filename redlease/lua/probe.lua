@@ -20,8 +20,10 @@ for i = 2, 4 do
   try('ZRANGE', KEYS[i], 0, 0)
   try('ZRANGEBYSCORE', KEYS[i], '-inf', '+inf', 'LIMIT', 0, 1)
   try('ZREM', KEYS[i], 'm')
+  try('ZREMRANGEBYSCORE', KEYS[i], '-inf', '+inf')
   try('PEXPIREAT', KEYS[i], 1)
 end
+try('PEXPIREAT', KEYS[1], 1)
 try('TIME')
 try('PUBLISH', ARGV[2], '')
 return failed

@@ -39,6 +39,7 @@ end
 -- A waiter that does not fit is never passed by a lighter one behind it: light ones could keep it out for ever.
 -- The first lease of a grant is what is left of the waiter's place, a deadline its client has set itself.
 local function advance(idle)
+  if capacity == 0 then return 0 end -- the state was deleted: whoever asks next brings the capacity
   local budget, reaped = BATCH, used >= capacity
   if reaped then budget = budget - reap(budget) end
   while budget > 0 and used < capacity do
