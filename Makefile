@@ -24,7 +24,7 @@ demo: $(VENV)/.demo  ## Eight processes share three slots; ARGS="--help" shows t
 
 test: lint  ## Lint, type-check, and test the wheel on every engine found, with coverage.
 	@rm -f .coverage .coverage.*
-	@status=0; REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest $(ARGS) || status=$$?; \
+	@status=0; REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --numprocesses 2 $(ARGS) || status=$$?; \
 	$(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
 
 lint: $(VENV)/.test  ## Check style and types.

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ OnReply = Callable[[Reply], None]
 
 CONNECT_S = 5.0
 BACKOFF_S = (0.02, 1.0)  # the first and the longest pause between attempts, before jitter
+LIVED_S = 0.25  # a connection that was good for so long begins again with the first pause
 # How long a call may stay unanswered before the connection counts as half-open; short leases make it shorter.
 PATIENCE_MS = (250, 3000)
 LIMIT_MS = 5000.0  # how long a call that has no timeout of its own may take, outages included
@@ -329,7 +331,7 @@ class Connection:
                 self._become_ready()
                 await self._lost.wait()
                 logger.warning("the connection to Redis was lost: %s; connecting again", self.trouble)
-            attempt = 0 if loop.time() - began > 2 * BACKOFF_S[1] else attempt + 1
+            attempt = 0 if loop.time() - began > LIVED_S else attempt + 1
             await asyncio.sleep(min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0))
 
     def _become_ready(self) -> None:
@@ -421,11 +423,16 @@ def _refusal(error: Exception) -> RedleaseError | None:
         return error
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
         return RedleaseError(f"the server refused the user name or password: {error}. Put the right ones into the URL")
+    if isinstance(error.__cause__ or error.__context__, ssl.SSLCertVerificationError):
+        return RedleaseError(f"the server's certificate is not trusted: {error}. Give its authority as `ssl_ca_certs`")
     if isinstance(error, exceptions.ResponseError) or "unknown command" in str(error):
-        fault = wire.Fault(error_text(error))
-        if "HELLO" in fault.text.upper() and "unknown command" in fault.text:
-            return RedleaseError("the server is older than Redis 6; redlease needs Redis 6.2 or newer, or Valkey")
-        return None if fault.passes else fault.error()
+        return _refused_reply(wire.Fault(error_text(error)))
     if isinstance(error, exceptions.RedisError | OSError | TimeoutError):
         return None
     return RedleaseError(f"no connection can be made with these settings: {error!r}")
+
+
+def _refused_reply(fault: wire.Fault) -> RedleaseError | None:
+    if "HELLO" in fault.text.upper() and "unknown command" in fault.text:
+        return RedleaseError("the server is older than Redis 6; redlease needs Redis 6.2 or newer, or Valkey")
+    return None if fault.passes else fault.error()

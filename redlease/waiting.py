@@ -385,10 +385,12 @@ class Room:
 
     def on_message(self, message: wire.Message) -> None:
         """A message for a waiter of this client."""
-        if message.kind == "c":
+        if message.kind in ("c", "l"):
             place = self.places.get(message.about.encode())
-            if place is not None:
+            if place is not None and message.kind == "c":
                 place.resized(*message.numbers)
+            elif place is not None:
+                self.keeper.schedule.at(clock.now_ms(), place)
             return
         waiting = self.waitings.get(message.about)
         if waiting is None:

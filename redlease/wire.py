@@ -214,9 +214,10 @@ class Beaten(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What a client's channel carries: kind "g" granted, "x" taken out, "m" too heavy now, "c" a smaller capacity.
+    """What a client's channel carries.
 
-    `about` is the request, or for "c" the state key.
+    About a request: "g" granted, "x" taken out, "m" too heavy now. About a resource, named by its state key: "c" a
+    smaller capacity, "l" a lease that will end sooner than was told.
     """
 
     kind: str
@@ -226,7 +227,11 @@ class Message(NamedTuple):
 
 def read_message(payload: bytes) -> Message:
     """The message in a payload; raises ValueError for what no script of this library writes."""
-    kind, about, *numbers = payload.decode().split(" ")
+    kind, rest = payload.decode().split(" ", 1)
+    if kind in "cl":  # the key comes last, as a name may have spaces
+        number, about = rest.split(" ", 1)
+        return Message(kind, about, (int(number),))
+    about, *numbers = rest.split(" ")
     return Message(kind, about, tuple(map(int, numbers)))
 
 

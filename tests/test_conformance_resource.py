@@ -301,3 +301,15 @@ async def test_a_waiter_in_the_middle_is_told_of_a_repeated_ask_that_shrinks(
         await asyncio.wait_for(heavy, 2)
     assert await pool.release(permit)
     assert await asyncio.wait_for(light, 5)
+
+
+async def test_a_name_with_spaces_hears_of_a_smaller_capacity(client: Redlease) -> None:
+    """The message that tells waiters of a smaller capacity is understood whatever the name looks like."""
+    pool = client.semaphore("two words {and} more", capacity=3)
+    permit = await pool.acquire()
+    heavy = asyncio.create_task(pool.acquire(weight=3))
+    await until_waiting(pool, 1)
+    await pool.resize(2)
+    with pytest.raises(ValueError, match="can never fit"):
+        await asyncio.wait_for(heavy, 1)
+    assert await pool.release(permit)

@@ -290,7 +290,8 @@ MIXTURES = {
     "cuts": Chances(lose=0.005, cut=0.005),
     "silence": Chances(stall=0.003, delay=0.03),
     "doubles": Chances(double=0.2, delay=0.03),
-    "all": Chances(lose=0.003, cut=0.003, stall=0.002, delay=0.03, double=0.05),
+    "broken streams": Chances(drop=0.004, echo=0.004, delay=0.03),
+    "all": Chances(drop=0.002, echo=0.002, lose=0.003, cut=0.003, stall=0.002, delay=0.03, double=0.05),
 }
 
 
@@ -379,10 +380,8 @@ async def test_faults_at_random(
     assert permit.fence > max(shared.fences)
 
 
-async def test_copies_at_random(
-    server: Server, make_client: MakeClient, make_proxy: MakeProxy, raw: redis.asyncio.Redis, prefix: str
-) -> None:
-    """Late copies of anything, with and without the connection lost: never too many inside, nothing left at the end."""
+async def test_copies_at_random(server: Server, make_client: MakeClient, make_proxy: MakeProxy) -> None:
+    """Late copies of anything, with and without the connection lost: never too many inside, nothing alive later."""
     shared = Shared(3, random.Random(server.engine))
     proxy = await make_proxy(server, seed=7)
     client = await make_client(url=proxy.url, lease=1, waiter_lease=1)
@@ -392,4 +391,11 @@ async def test_copies_at_random(
     proxy.chances = Chances()
     assert proxy.faults[Fault.LATE] > 5
     assert len(set(shared.fences)) == len(shared.fences)
-    await eventually(lambda: nothing_is_left(raw, prefix), 8)
+
+    async def idle() -> bool:
+        # What a copy has queued or been granted lapses by itself: nobody keeps it.
+        snapshot = await pool.inspect()
+        return not snapshot.holders and not snapshot.waiters
+
+    await eventually(idle, 8)
+    assert await asyncio.wait_for(pool.acquire(weight=3), 5)

@@ -120,7 +120,15 @@ def test_texts_are_counted_in_bytes(text: str) -> None:
             wire.checked_text("ticket", text, 256)
 
 
-@given(st.sampled_from("gxmc"), st.integers(0, 2**53), st.lists(st.integers(0, 2**53), max_size=4))
+@given(st.sampled_from("cl"), st.integers(0, 2**31), st.text(min_size=1, max_size=20))
+def test_messages_about_a_resource(kind: str, number: int, name: str) -> None:
+    """A message about a resource ends with its key, whatever its name is made of."""
+    key = wire.Resource("p", name).state_key
+    payload = f"{kind} {number} ".encode() + key
+    assert wire.read_message(payload) == wire.Message(kind, key.decode(), (number,))
+
+
+@given(st.sampled_from("gxm"), st.integers(0, 2**53), st.lists(st.integers(0, 2**53), max_size=4))
 def test_messages(kind: str, number: int, numbers: list[int]) -> None:
     """A message is its kind, whom it is about, and numbers."""
     payload = " ".join([kind, f"{number:x}-1", *map(str, numbers)]).encode()

@@ -41,10 +41,11 @@ local function write(its_fence, since)
 end
 
 -- A ticket that is a holder already: its permit, with a full lease.
-local function held(its_fence, since)
+local function held(its_fence, since, was_until)
   call('PEXPIREAT', state, format('%d', math.max(expires, now + lease))) -- allowed on a full server, and so is the rest
   lease_until(ticket, now + lease, idle)
   write(its_fence, since)
+  if was_until > now + lease then tell_head() end
   settle(now + lease, idle)
   return {tag, GRANTED, tonumber(its_fence), tonumber(since), now + lease, capacity, was_declared}
 end
@@ -52,10 +53,10 @@ end
 local queued_since = false
 if record then
   local its_weight, its_fence, _, since, its_place, its_request = parse(record)
-  local kept
+  local kept, was_until
   if its_fence ~= '0' then
-    local deadline = call('ZSCORE', holders, ticket)
-    kept = deadline and tonumber(deadline) > now
+    was_until = tonumber(call('ZSCORE', holders, ticket) or 0)
+    kept = was_until > now
   else
     kept = alive(its_place) and call('ZSCORE', queue, ticket)
   end
@@ -68,7 +69,7 @@ if record then
     end
     if its_fence ~= '0' then -- it declares nothing, and finds its permit whatever the capacity is now
       capacity, declared, was_declared = was_capacity, tonumber(was[4] or 0), 0
-      return held(its_fence, since)
+      return held(its_fence, since, was_until)
     end
     queued_since = since
   end
@@ -95,6 +96,7 @@ if wait == 0 or used < capacity or was_capacity ~= capacity or (record and not q
     if its_fence ~= '0' then remove_holder(ticket, its_weight) else remove_waiter(ticket) end
   end
   more = advance(idle)
+  if call('ZCARD', queue) == 0 and used + weight > capacity then reap(BATCH) end
   if was_capacity > capacity then tell_capacity() end
   settle(deadline, idle)
   changes, size, was = {'HSET', state}, 2, {fence, used, capacity, declared}
@@ -105,7 +107,7 @@ if queued_since then
   ahead = call('ZRANK', queue, ticket)
   if not ahead then -- granted just now
     local _, its_fence, _, since = parse(call('HGET', state, 't' .. ticket))
-    return held(its_fence, since)
+    return held(its_fence, since, tonumber(call('ZSCORE', holders, ticket)))
   end
 elseif ahead == 0 and used + weight <= capacity then
   return grant()

@@ -83,10 +83,17 @@ local function soonest()
   return at and math.max(0, at - now) or -1
 end
 
+-- A lease that now ends earlier than the waiters were told: the first of them is to look again.
+local function tell_head()
+  local head = call('ZRANGE', queue, 0, 0)[1]
+  local _, _, _, _, place = parse(head and call('HGET', state, 't' .. head) or '')
+  if place then tell(place, 'l 0 ' .. state) end
+end
+
 -- A capacity below what some waiter weighs: every client that waits looks through its own.
 local function tell_capacity()
   for _, place in ipairs(call('ZRANGE', waiters, 0, BATCH - 1)) do
-    if string.sub(place, 1, 1) ~= '!' then tell(place, 'c ' .. state .. ' ' .. capacity) end
+    if string.sub(place, 1, 1) ~= '!' then tell(place, 'c ' .. capacity .. ' ' .. state) end
   end
 end
 

@@ -8,10 +8,13 @@ local tag, ticket, its_fence, lease, idle = ARGV[1], ARGV[2], ARGV[3], tonumber(
 read(ticket)
 if not record then return {tag, 0, capacity} end
 local weight, held_fence, its_lease, since, place, request, label = parse(record)
-local deadline = held_fence == its_fence and call('ZSCORE', holders, ticket)
-if not deadline or tonumber(deadline) <= now then return {tag, 0, capacity} end
-
-deadline = now + lease
+local was_until = held_fence == its_fence and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
+if was_until <= now then return {tag, 0, capacity} end
+local deadline = now + lease
+if was_until > deadline then
+--#include queue
+  tell_head()
+end
 call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
 lease_until(ticket, deadline, idle)
 if tonumber(its_lease) ~= lease then
