@@ -108,10 +108,7 @@ class Redlease:
         return self
 
     def _set_up(self, pool: ConnectionPool, prefix: str, **settings: Any) -> None:
-        wire.checked_text("prefix", prefix, wire.NAME_BYTES_MAX)
-        if "{" in prefix or "}" in prefix:
-            raise ValueError(f"the prefix must have no braces, not {prefix!r}: they decide over a key's cluster slot")
-        self._prefix = prefix
+        self._prefix = wire.checked_prefix(prefix)
         self._terms = wire.changed_terms(wire.Terms(owner=f"{socket.gethostname()}:{os.getpid()}"), **settings)
         channel = f"{prefix}:client:{secrets.token_hex(8)}"
         self._connection = Connection(pool, prefix, channel, self._on_ready, self._on_message)
@@ -211,7 +208,12 @@ class Redlease:
 
     async def close(self) -> None:
         """Releases the holds, takes the waiting calls out of their queues, and ends the connection, within seconds."""
+        if not self._connection.at_home and not self._connection.orphaned:
+            raise RedleaseError("this client belongs to another event loop, which still runs: close it there")
         self._closed = True
+        if self._connection.orphaned:
+            await self._connection.close()
+            return
         self._room.close(_closed_while_waiting)
         await asyncio.sleep(0)  # the waiting calls give up now
         own = []  # the body that closes its own client is told at the end, or it could not close it
@@ -245,7 +247,9 @@ class Redlease:
         message = wire.read_message(payload)
         lease = self._keeper.leases.get(message.about)
         if lease is not None and message.kind == "x":
-            lease.lose("it was released by its ticket")
+            lease.lose("it was released by its ticket, or somebody else adopted it")
+        elif lease is not None and message.kind == "r":
+            lease.renew_now()
         else:
             self._room.on_message(message)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import os
 import random
 import ssl
 from collections import deque
@@ -32,8 +34,9 @@ OnReply = Callable[[Reply], None]
 CONNECT_S = 5.0
 BACKOFF_S = (0.02, 1.0)  # the first and the longest pause between attempts, before jitter
 LIVED_S = 0.25  # a connection that was good for so long begins again with the first pause
-# How long a call may stay unanswered before the connection counts as half-open; short leases make it shorter.
-PATIENCE_MS = (250, 3000)
+# How long a call may stay unanswered before the connection counts as half-open: the least that is sensible, and the
+# most, which the leases that are kept can make shorter.
+PATIENCE_MS = (250.0, 3000.0)
 LIMIT_MS = 5000.0  # how long a call that has no timeout of its own may take, outages included
 RETRY_S = 0.1  # after an error that passes by itself: LOADING, BUSY, ...
 
@@ -65,7 +68,8 @@ class Connection:
         on_message: Callable[[bytes], None],
     ) -> None:
         self.ready = False
-        self.patience_ms = float(PATIENCE_MS[1])
+        self._shortest_ms: Callable[[], float] = lambda: math.inf
+        self._round_trip_ms = 0.0
         self.pool = pool
         self._prefix = prefix
         self._channel = channel
@@ -86,6 +90,7 @@ class Connection:
         self._watchdog: asyncio.TimerHandle | None = None
         self._probed = False
         self._closed = False
+        self._process = 0
 
     # Calls
 
@@ -144,21 +149,31 @@ class Connection:
         self.send(command, lambda reply: None if future.done() else future.set_result(reply))
         return await future
 
-    def be_patient_for(self, wait_ms: float) -> None:
-        """Notices a half-open connection within that time, or the least that is sensible."""
-        patience_ms = max(PATIENCE_MS[0], wait_ms)
-        if patience_ms < self.patience_ms:
-            self.patience_ms = patience_ms
-            if self._watchdog is not None:  # it was set by the longer patience
-                self._watchdog.cancel()
-                self._watch(asyncio.get_running_loop())
+    def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
+        """Asks `shortest_ms` how soon a half-open connection has to be noticed."""
+        self._shortest_ms = shortest_ms
+
+    @property
+    def patience_ms(self) -> float:
+        """How long a call may stay unanswered now: longer than the network takes, whatever the leases would want."""
+        if not self.ready:
+            return PATIENCE_MS[1]
+        least_ms = max(PATIENCE_MS[0], 3 * self._round_trip_ms)
+        return max(least_ms, min(PATIENCE_MS[1], self._shortest_ms()))
+
+    def look_sooner(self) -> None:
+        """Something shorter is kept from now on."""
+        loop = asyncio.get_running_loop()
+        if self._watchdog is not None and self._watchdog.when() > loop.time() + self.patience_ms / 2000:
+            self._watchdog.cancel()
+            self._watch(loop)
 
     def unavailable(self, resource: str | None = None, ticket: str | None = None) -> Unavailable:
         """The error for a server that was not reached in time."""
         where = f"resource {resource!r}: " if resource is not None else ""
         return Unavailable(
-            f"{where}the Redis server was not reached in time ({self.trouble}). The outcome is unknown; what the "
-            "request may have taken is given back in the background. Try again, with the same ticket if one was given",
+            f"{where}the Redis server was not reached in time ({self.trouble}). The outcome is unknown; what "
+            "an acquire may have taken is given back in the background. It is safe to try again, with the same ticket",
             resource=resource,
             ticket=ticket,
         )
@@ -191,7 +206,8 @@ class Connection:
 
     def _subscription(self, verb: str, channel: str, on_reply: OnReply) -> None:
         command = wire.plain(verb, channel)
-        assert self._driver is not None
+        if self._driver is None:
+            raise exceptions.ConnectionError(self.trouble)
         if self._driver.inline_push:
             self._enqueue(command.head, b"", on_reply)
         else:
@@ -275,8 +291,22 @@ class Connection:
             raise RedleaseError("this client is closed: make a new one")
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="redlease connection")
-        elif self._task.get_loop() is not asyncio.get_running_loop():
-            raise RedleaseError("this client belongs to another event loop: make one for each loop")
+            self._process = os.getpid()
+        elif not self.at_home:
+            raise RedleaseError("this client belongs to another event loop or process: make one for each")
+
+    @property
+    def at_home(self) -> bool:
+        """Whether this is the event loop and the process in which it was started, if it was."""
+        home = self._task is None or self._task.get_loop() is asyncio.get_running_loop()
+        return home and self._process in (0, os.getpid())
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether its loop is over or, in a forked child, its process another."""
+        return not self.at_home and (
+            self._process != os.getpid() or self._task is None or self._task.get_loop().is_closed()
+        )
 
     @property
     def started(self) -> bool:
@@ -285,8 +315,8 @@ class Connection:
 
     async def until_ready(self) -> None:
         """Returns when the connection is usable; raises the server's refusal (a wrong password, ...)."""
+        self.start()
         while not self.ready:
-            self.start()
             if self._refusal is not None:
                 raise self._refusal
             await self._changed.wait()
@@ -299,6 +329,8 @@ class Connection:
     async def close(self) -> None:
         """Ends the connection; bounded in time."""
         self._closed = True
+        if not self.at_home:
+            return  # nothing of it can be ended from here
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._flush()
@@ -343,7 +375,9 @@ class Connection:
     async def _open(self) -> None:
         """Connects, looks at the server, listens and loads the scripts."""
         self._driver = await open_driver(self.pool, self)
+        began = asyncio.get_running_loop().time()
         self._check_role(await self._exchange(wire.plain("HELLO", *self._driver.protocol)))
+        self._round_trip_ms = (asyncio.get_running_loop().time() - began) * 1000
         loads = [self._exchange(wire.plain("SCRIPT", "LOAD", script.text)) for script in wire.SCRIPTS]
         await self._subscribe(*(channel.decode() for channel in self._listeners))
         for reply in await asyncio.gather(*loads):

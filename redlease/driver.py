@@ -98,7 +98,8 @@ class SocketDriver(asyncio.Protocol):
             self.data_received(left_over)
 
     def write(self, data: bytes) -> None:
-        self._transport.write(data)
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     subscribe = write
 

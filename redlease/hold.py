@@ -102,6 +102,7 @@ class Hold(Lease):
             LeaseLost: It is no longer held.
         """
         self.check()
+        self.fill_lease()
         permit = self.permit
         self.end()
         return permit
@@ -188,22 +189,32 @@ class HoldRequest:
 
     def __init__(self, acquire: Callable[[], Awaitable[Hold]]) -> None:
         self._acquire = acquire
+        self._entered = False
         self._hold: Hold | None = None
 
     def __await__(self) -> Generator[object, None, Hold]:
         return self._acquire().__await__()
 
     async def __aenter__(self) -> Hold:
-        if self._hold is not None:
+        if self._entered:
             raise RuntimeError("this hold() is entered already: call hold() again for another permit")
-        hold = await self._acquire()
-        hold.enter()
-        self._hold = hold
-        return hold
+        self._entered = True
+        try:
+            self._hold = await self._acquire()
+        except BaseException:
+            self._entered = False
+            raise
+        self._hold.enter()
+        return self._hold
+
+    @property
+    def task_is_over(self) -> bool:
+        """Whether the task that entered the block has ended without leaving it."""
+        return self._hold is not None and self._hold.task is not None and self._hold.task.done()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        hold, self._hold = self._hold, None
+        hold, self._hold, self._entered = self._hold, None, False
         if hold is not None:
             await hold.__aexit__(kind, error, traceback)

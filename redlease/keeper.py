@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,7 @@ from .schedule import Schedule
 logger = logging.getLogger("redlease")
 
 RENEWALS_A_LEASE = 3
+CLAIM_MS = 250.0  # after which a hold that came out of the queue gets its full lease
 Released = bool | None | RedleaseError
 RETRY_MS, RETRY_MS_MAX = 100.0, 5000.0  # after an error reply: the first pause, and the longest
 RECONNECT_MS = 500.0  # how long a lost connection usually takes to come back, if the server is there
@@ -51,18 +53,25 @@ class Lease:
         self.why_lost = ""
         self.due_ms: float | None = None
         self._in_flight = False
+        self._first = False  # whether its lease is still what was left of a place
+        self._retry_ms = RETRY_MS
         self._command: wire.Command | None = None
 
-    def begin(self, granted: wire.Granted, deadline_ms: float, now_ms: float) -> None:
-        """Starts keeping what was granted."""
+    def begin(self, granted: wire.Granted, deadline_ms: float, now_ms: float, *, handed_over: bool) -> None:
+        """Starts keeping what was granted: at once, or out of the queue by a message."""
         self.fence = granted.fence
         self.granted_at_ms = granted.granted_at_ms
         self.expires_at_ms = granted.expires_at_ms
         self.capacity = granted.capacity
         self.deadline_ms = deadline_ms
-        self.keeper.connection.be_patient_for(self.terms.lease_ms / RENEWALS_A_LEASE)
-        self.keeper.leases[self.ask.request] = self
-        self._plan(now_ms, (deadline_ms - now_ms) / RENEWALS_A_LEASE)
+        self.keeper.keep(self)
+        rest_ms = deadline_ms - now_ms
+        if handed_over:
+            # Its first lease is what was left of the waiter's place: the sooner it is its own the better, but a hold
+            # that is soon over need not pay for it. One that is shorter than that rest is set at once.
+            rest_ms = min(rest_ms, 0.0 if self.terms.lease_ms < rest_ms else CLAIM_MS * RENEWALS_A_LEASE)
+        self._first = handed_over
+        self._plan(now_ms, rest_ms / RENEWALS_A_LEASE)
 
     def end(self) -> None:
         """Stops keeping it; what becomes of the permit is the caller's."""
@@ -102,14 +111,17 @@ class Lease:
         return True
 
     def _renew(self, now_ms: float) -> None:
-        if self._command is None:
-            tail = wire.pack(self.ask.ticket, self.fence, self.terms.lease_ms, self.terms.idle_ttl_ms)
-            self._command = self.resource.command(wire.RENEW, tail)
+        command = self._command
+        if command is None:
+            shorten = int(self._first)
+            tail = wire.pack(self.ask.ticket, self.fence, self.terms.lease_ms, shorten, self.terms.idle_ttl_ms)
+            command = self.resource.command(wire.RENEW, tail)
+            self._command = None if self._first else command
         self._in_flight = True
         # The first renewal after a hand-off may set an earlier deadline than the place had: count with it at once.
         self.deadline_ms = min(self.deadline_ms, now_ms + self.terms.lease_ms)
         self.keeper.schedule.at(self.deadline_ms, self)
-        self.keeper.connection.send(self._command, partial(self._renewed, now_ms))
+        self.keeper.connection.send(command, partial(self._renewed, now_ms))
 
     def _renewed(self, sent_ms: float, reply: Reply) -> None:
         self._in_flight = False
@@ -119,16 +131,33 @@ class Lease:
         if reply is None:
             return  # renewed again when the connection is back
         if isinstance(reply, wire.Fault):
-            logger.warning(
-                "resource %r: renewing permit %r failed: %s", self.resource.name, self.ask.ticket, reply.text
-            )
-            self.keeper.schedule.at(min(self.deadline_ms, now_ms + RETRY_MS), self)
+            self._refused(now_ms, reply)
         elif reply[1] == 0:
             self.lose("the server no longer has it: it lapsed, was released by its ticket, or the server lost its data")
         else:
             self.deadline_ms = sent_ms + self.terms.lease_ms
             self.expires_at_ms = reply[1]
+            self._first, self._retry_ms = False, RETRY_MS
             self._plan(now_ms, self.terms.lease_ms / RENEWALS_A_LEASE - (now_ms - sent_ms))
+
+    def _refused(self, now_ms: float, fault: wire.Fault) -> None:
+        if self._retry_ms == RETRY_MS:  # said once
+            logger.warning(
+                "resource %r: renewing permit %r failed, and is tried again while its lease lasts: %s",
+                *(self.resource.name, self.ask.ticket, fault.text),
+            )
+        self.keeper.schedule.at(min(self.deadline_ms, now_ms + self._retry_ms), self)
+        self._retry_ms = min(2 * self._retry_ms, max(RETRY_MS, self.terms.lease_ms / 10), RETRY_MS_MAX)
+
+    def fill_lease(self) -> None:
+        """Asks for the full lease, should it still be what was left of a place; does not wait."""
+        if self._first and self.keeper.connection.ready:
+            self._renew(clock.now_ms())
+
+    def renew_now(self) -> None:
+        """Somebody has made its lease end earlier: fills it again, as long as it is held here."""
+        self._first = False
+        self.keeper.schedule.at(clock.now_ms(), self)
 
     def _plan(self, now_ms: float, wait_ms: float) -> None:
         """The next renewal, a little scattered: leases taken together are not renewed together for ever."""
@@ -167,6 +196,7 @@ class Leaving:
         self._patience_ms = patience_ms
         self._timer: asyncio.TimerHandle | None = None
         self._retry_ms = RETRY_MS
+        self._unanswered = False
 
     def start(self) -> None:
         """Sends it now, or as soon as the connection is there."""
@@ -188,13 +218,14 @@ class Leaving:
 
     def _answered(self, reply: Reply) -> None:
         if reply is None:
-            self._unsure = True  # sent again when the connection is back
+            self._unsure = self._unanswered = True  # sent again when the connection is back
             self._delayed()
         elif isinstance(reply, wire.Fault):
             self._refused(reply)
         else:
             self.keeper.follow_up(self.resource, self._terms, more=reply[2])
-            self._finish(bool(reply[1]))
+            # Nothing left to take out means that a copy without an answer did it, as far as can be known.
+            self._finish(bool(reply[1]) or self._unanswered)
 
     def _finish(self, released: bool | None) -> None:
         self.keeper.schedule.drop(self)
@@ -230,6 +261,7 @@ class Keeper:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.schedule = Schedule(self)
+        connection.be_patient_for(self.shortest_ms)
         self.leases: dict[str, Lease] = {}
         self.leaving: dict[Leaving, None] = {}
         self._idle: asyncio.Event | None = None
@@ -247,6 +279,16 @@ class Keeper:
         """The loop stood still: what was lost meanwhile is told before anything else is done."""
         for lease in list(self.leases.values()):
             lease.check_deadline(now_ms)
+
+    def keep(self, lease: Lease) -> None:
+        """Keeps the lease from now on."""
+        self.leases[lease.ask.request] = lease
+        self.connection.look_sooner()
+
+    def shortest_ms(self) -> float:
+        """How soon a half-open connection has to be noticed for the shortest lease to be renewed in time."""
+        leases_ms = (lease.terms.lease_ms for lease in self.leases.values())
+        return min(leases_ms, default=math.inf) / RENEWALS_A_LEASE
 
     def forget(self, lease: Lease) -> None:
         """No longer keeps the lease."""

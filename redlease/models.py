@@ -6,7 +6,8 @@ them as they are. Times are milliseconds of the Redis server's clock since the e
 
 from __future__ import annotations
 
-from pydantic import Field
+from dataclasses import field
+
 from pydantic.dataclasses import dataclass
 
 
@@ -38,7 +39,7 @@ class Permit:
     granted_at_ms: int
     expires_at_ms: int
     owner: str = ""
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -56,7 +55,7 @@ class Semaphore:
         self._resource = resource
         self._terms = terms
         self._label = wire.label(terms.owner, {})
-        self._entered: weakref.WeakKeyDictionary[asyncio.Task[Any], list[HoldRequest]] = weakref.WeakKeyDictionary()
+        self._entered: list[tuple[asyncio.Task[Any] | None, HoldRequest]] = []
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} capacity={self._terms.capacity}>"
@@ -96,9 +95,7 @@ class Semaphore:
             LeaseLost: The permit was lost while the body ran.
             ValueError: A parameter is wrong, or the weight can never fit.
         """
-        if on_lost not in ("cancel", "signal"):
-            raise ValueError(f"on_lost must be 'cancel' or 'signal', not {on_lost!r}")
-        max_hold_ms = None if max_hold is None else wire.milliseconds("max_hold", max_hold, 1)
+        max_hold_ms = _checked_fate(on_lost, max_hold)
         wish = self._checked(timeout, ticket, weight, owner, metadata)
 
         return HoldRequest(lambda: self._acquire_hold(wish, on_lost, max_hold_ms))
@@ -149,10 +146,13 @@ class Semaphore:
             LeaseLost: It is no longer held under its fence: it lapsed, was released, or another has adopted it.
         """
         self._own(permit)
-        max_hold_ms = None if max_hold is None else wire.milliseconds("max_hold", max_hold, 1)
+        max_hold_ms = _checked_fate(on_lost, max_hold)
         terms = self._terms
         written = wire.label(terms.owner, permit.metadata)
-        ask = wire.Ask(permit.ticket, self._room.new_request(), permit.weight, written)
+        # A repeated call is the same request, so that it gets what one without an answer may have got.
+        key = (self._resource.state_key, permit.ticket, permit.fence)
+        request = self._room.adopting.setdefault(key, self._room.new_request())
+        ask = wire.Ask(permit.ticket, request, permit.weight, written)
         forget_ticket = self._room.claim_ticket(self._resource, permit.ticket)
         try:
             answer = await self._connection.call(
@@ -160,6 +160,7 @@ class Semaphore:
                 *(terms.lease_ms, int(refence), terms.idle_ttl_ms, written),
                 ticket=permit.ticket,
             )
+            del self._room.adopting[key]
             if answer.values[0] == 0:
                 raise self._lost(permit, "it lapsed, was released, or somebody else adopted it")
         except BaseException:
@@ -184,7 +185,7 @@ class Semaphore:
         self._own(permit)
         lease_ms = permit.lease_ms if lease is None else wire.milliseconds("lease", lease, wire.LEASE_MS_MIN)
         answer = await self._connection.call(
-            *(self._resource, wire.RENEW, permit.ticket, permit.fence, lease_ms, self._terms.idle_ttl_ms),
+            *(self._resource, wire.RENEW, permit.ticket, permit.fence, lease_ms, "told", self._terms.idle_ttl_ms),
             ticket=permit.ticket,
         )
         deadline, capacity = answer.values
@@ -308,21 +309,24 @@ class Semaphore:
     async def __aenter__(self) -> Hold:
         request = self.hold()
         hold = await request.__aenter__()
-        task = asyncio.current_task()
-        assert task is not None
-        self._entered.setdefault(task, []).append(request)
+        self._entered.append((asyncio.current_task(), request))
         return hold
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        task = asyncio.current_task()
-        stack = self._entered.get(task) if task is not None else None
-        if not stack:
-            raise RuntimeError(
-                f"{self!r} is left by a task that did not enter it: use `async with {self.name}.hold():`"
-            )
-        await stack.pop().__aexit__(kind, error, traceback)
+        await self._left().__aexit__(kind, error, traceback)
+
+    def _left(self) -> HoldRequest:
+        """The block that is left now: this task's last one, or else the one whose task cannot leave it any more."""
+        current = asyncio.current_task()
+        own = [entry for entry in self._entered if entry[0] is current]
+        over = [entry for entry in self._entered if entry[1].task_is_over]
+        chosen = own or over or (self._entered if len(self._entered) == 1 else [])
+        if not chosen:
+            raise RuntimeError(f"{self!r} is left by a task that did not enter it: use `async with pool.hold():`")
+        self._entered.remove(chosen[-1])
+        return chosen[-1][1]
 
     # How it is done
 
@@ -375,7 +379,7 @@ class Semaphore:
         now_ms = clock.now_ms()
         if max_hold_ms is not None:
             hold.renew_until_ms = now_ms + max_hold_ms
-        hold.begin(outcome.granted, outcome.deadline_ms, now_ms)
+        hold.begin(outcome.granted, outcome.deadline_ms, now_ms, handed_over=outcome.handed_over)
         return hold
 
     async def _acquire_permit(self, wish: _Wish, *, queue: bool) -> Permit | None:
@@ -445,6 +449,12 @@ class Lock(Semaphore):
         >>> async with client.lock("invoice:42", lease=30) as hold:  # doctest: +SKIP
         ...     await pay(fence=hold.fence)
     """
+
+
+def _checked_fate(on_lost: OnLost, max_hold: Duration | None) -> int | None:
+    if on_lost not in ("cancel", "signal"):
+        raise ValueError(f"on_lost must be 'cancel' or 'signal', not {on_lost!r}")
+    return None if max_hold is None else wire.milliseconds("max_hold", max_hold, 1)
 
 
 def _shape(snapshot: Snapshot) -> tuple[object, ...]:

@@ -33,6 +33,7 @@ class Outcome(NamedTuple):
 
     granted: wire.Granted
     deadline_ms: float
+    handed_over: bool = False
 
 
 class Waiting:
@@ -100,15 +101,17 @@ class Waiting:
             self.place.queued(self, asked_from, sent_ms, queued)
         elif status == Status.LAPSED:
             self.place.lapsed(asked_from)
+        elif status in (Status.BUSY, Status.FULL) and values[-1]:
+            self._again(0)  # the call ended with its batch of dead waiters, not with the last of them
         elif status == Status.BUSY:
             self.future.set_result(None)
         else:
             self.future.set_exception(self._refusal(status, values))
 
-    def settle(self, granted: wire.Granted, deadline_ms: float) -> None:
+    def settle(self, granted: wire.Granted, deadline_ms: float, *, handed_over: bool = False) -> None:
         """It is granted."""
         if not self.future.done():
-            self.future.set_result(Outcome(granted, deadline_ms))
+            self.future.set_result(Outcome(granted, deadline_ms, handed_over))
 
     def handed_over(self, granted: wire.Granted) -> None:
         """The message of a grant came: its lease is what is left of the place it was asked from."""
@@ -116,7 +119,7 @@ class Waiting:
         if self.claim or deadline_ms is None or self.asked_from != self.place.name or clock.now_ms() >= deadline_ms:
             self._again(0)
         else:
-            self.settle(granted, deadline_ms)
+            self.settle(granted, deadline_ms, handed_over=True)
 
     def _again(self, wait_ms: float) -> None:
         self.place.room.keeper.schedule.at(clock.now_ms() + wait_ms, self)
@@ -199,7 +202,6 @@ class Place:
     def _confirm(self, sent_ms: float, ahead: int, soonest_ms: int) -> float:
         """The server has kept the place; returns when to call next."""
         self.deadline_ms = max(self.deadline_ms or 0.0, sent_ms + self.lease_ms)
-        self.room.connection.be_patient_for(self.lease_ms / BEATS_A_LEASE)
         due_ms = sent_ms + self.lease_ms / BEATS_A_LEASE
         if soonest_ms >= 0:
             stagger_ms = STAGGER_MS * min(ahead, STAGGER_PLACES)
@@ -302,6 +304,8 @@ class Room:
         self._tickets: set[tuple[bytes, str]] = set()
         # Requests of plain permits of which a late copy may still be under way, and until when that matters.
         self.unsure: dict[tuple[bytes, str], tuple[str, float]] = {}
+        # The requests of adoptions without an answer, by state key, ticket and fence.
+        self.adopting: dict[tuple[bytes, str, int], str] = {}
         self.watchers: set[asyncio.Event] = set()
 
     def new_request(self) -> str:

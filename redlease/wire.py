@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from .errors import NotReplicated, RedleaseError
 from .models import Permit, Snapshot, Waiter
 
+PREFIX_BYTES_MAX = 128
 NAME_BYTES_MAX = 512
 TICKET_BYTES_MAX = 256
 OWNER_BYTES_MAX = 256
@@ -67,7 +68,7 @@ ACQUIRE = Script(
     "ticket request place weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label",
 )
 RELEASE = Script("release", "ticket fence request tombstone_ms notify idle_ttl_ms")
-RENEW = Script("renew", "ticket fence lease_ms idle_ttl_ms")
+RENEW = Script("renew", "ticket fence lease_ms shorten idle_ttl_ms")
 ADOPT = Script("adopt", "ticket fence request place lease_ms refence idle_ttl_ms label")
 BEAT = Script("beat", "place waiter_lease_ms ticket idle_ttl_ms")
 RESIZE = Script("resize", "capacity idle_ttl_ms")
@@ -216,8 +217,8 @@ class Beaten(NamedTuple):
 class Message(NamedTuple):
     """What a client's channel carries.
 
-    About a request: "g" granted, "x" taken out, "m" too heavy now. About a resource, named by its state key: "c" a
-    smaller capacity, "l" a lease that will end sooner than was told.
+    About a request: "g" granted, "x" taken out, "m" too heavy now, "r" its lease was made to end earlier. About a
+    resource, named by its state key: "c" a smaller capacity, "l" a lease that will end sooner than was told.
     """
 
     kind: str
@@ -271,9 +272,22 @@ def checked_text(what: str, text: str, bytes_max: int) -> str:
     """The text, or ValueError when it is empty or too long."""
     if not isinstance(text, str) or not text:
         raise ValueError(f"the {what} must be a string that is not empty, not {text!r}")
-    if len(text) * 4 > bytes_max and len(text.encode()) > bytes_max:
-        raise ValueError(f"the {what} {text[:40]!r}... has {len(text.encode())} bytes; {bytes_max} are allowed")
+    if len(text) * 4 > bytes_max or not text.isascii():
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise ValueError(f"the {what} {text[:40]!r} can not be written as UTF-8") from None
+        if size > bytes_max:
+            raise ValueError(f"the {what} {text[:40]!r}... has {size} bytes; {bytes_max} are allowed")
     return text
+
+
+def checked_prefix(prefix: str) -> str:
+    """The prefix, or ValueError when it would break a key's hash tag or the name of a channel."""
+    checked_text("prefix", prefix, PREFIX_BYTES_MAX)
+    if re.search(r"[\s{}|\x00-\x1f\x7f]", prefix):
+        raise ValueError(f"the prefix must have no spaces, braces, bars or control characters, not {prefix!r}")
+    return prefix
 
 
 def checked_count(what: str, count: int, low: int = 1) -> int:

@@ -4,7 +4,7 @@
 --       (waiter_lease_ms 0: never queue; max_waiters -1: no bound)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more}
---        {tag, BUSY} {tag, FULL, waiting} {tag, MISFIT, capacity} {tag, OTHER_WEIGHT, weight} {tag, WITHDRAWN} {tag, LAPSED}
+--        {tag, BUSY, more} {tag, FULL, waiting, more} {tag, MISFIT, capacity} {tag, OTHER_WEIGHT, weight} {tag, WITHDRAWN} {tag, LAPSED}
 -- Cost: O(log n) with n holders and waiters, and for each of at most 100 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local weight, lease, wanted, idle, label = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[10]), ARGV[11]
@@ -41,13 +41,15 @@ local function write(its_fence, since)
 end
 
 -- A ticket that is a holder already: its permit, with a full lease.
-local function held(its_fence, since, was_until)
-  call('PEXPIREAT', state, format('%d', math.max(expires, now + lease))) -- allowed on a full server, and so is the rest
-  lease_until(ticket, now + lease, idle)
+-- Only the request that has it may make its lease end earlier; another's copy of the ticket may be held elsewhere.
+local function held(its_fence, since, was_until, its_request)
+  local deadline = its_request == request and now + lease or math.max(was_until, now + lease)
+  call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
+  lease_until(ticket, deadline, idle)
   write(its_fence, since)
-  if was_until > now + lease then tell_head() end
-  settle(now + lease, idle)
-  return {tag, GRANTED, tonumber(its_fence), tonumber(since), now + lease, capacity, was_declared}
+  if was_until > deadline then tell_head() end
+  settle(deadline, idle)
+  return {tag, GRANTED, tonumber(its_fence), tonumber(since), deadline, capacity, was_declared}
 end
 
 local queued_since = false
@@ -69,7 +71,7 @@ if record then
     end
     if its_fence ~= '0' then -- it declares nothing, and finds its permit whatever the capacity is now
       capacity, declared, was_declared = was_capacity, tonumber(was[4] or 0), 0
-      return held(its_fence, since, was_until)
+      return held(its_fence, since, was_until, its_request)
     end
     queued_since = since
   end
@@ -106,21 +108,24 @@ end
 if queued_since then
   ahead = call('ZRANK', queue, ticket)
   if not ahead then -- granted just now
-    local _, its_fence, _, since = parse(call('HGET', state, 't' .. ticket))
-    return held(its_fence, since, tonumber(call('ZSCORE', holders, ticket)))
+    local _, its_fence, _, since, _, its_request = parse(call('HGET', state, 't' .. ticket))
+    return held(its_fence, since, tonumber(call('ZSCORE', holders, ticket)), its_request)
   end
 elseif ahead == 0 and used + weight <= capacity then
   return grant()
 elseif waiter_lease > 0 and most >= 0 and ahead >= most then
   -- Only live waiters count; dead ones that are not at the head are still in the queue.
-  for _, other in ipairs(call('ZRANGE', queue, 0, BATCH - 1)) do
+  for _, other in ipairs(call('ZRANGE', queue, 0, math.min(most, 10 * BATCH))) do
     local _, _, _, _, its_place = parse(call('HGET', state, 't' .. other) or '')
-    if not its_place or not alive(its_place) then remove_waiter(other) end
+    if not its_place or not alive(its_place) then
+      remove_waiter(other)
+      more = 1
+    end
   end
   ahead = call('ZCARD', queue)
-  if ahead >= most then return {tag, FULL, ahead} end
+  if ahead >= most then return {tag, FULL, ahead, more} end
 end
-if waiter_lease == 0 then return {tag, BUSY} end
+if waiter_lease == 0 then return {tag, BUSY, more} end
 
 local its_sequence, new_place = sequence + 1, false
 if queued_since then

@@ -9,14 +9,17 @@ local lease, refence, idle, label = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(
 
 read(ticket)
 if not record then return {tag, 0} end
-local weight, held_fence, _, since, _, held_request = parse(record)
+local weight, held_fence, _, since, held_place, held_request = parse(record)
 local repeated = held_request == request -- its first copy came through and only the reply was lost
-local deadline = (held_fence == its_fence or repeated) and call('ZSCORE', holders, ticket)
-if not deadline or tonumber(deadline) <= now then return {tag, 0} end
+local was_until = (held_fence == its_fence or repeated) and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
+if was_until <= now then return {tag, 0} end
 
-deadline = now + lease
+local deadline = math.max(was_until, now + lease)
 call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
-if refence and not repeated then held_fence = next_fence() end
+if refence and not repeated then
+  held_fence = next_fence()
+  redis.pcall('PUBLISH', string.match(held_place, '^[^|]*'), 'x ' .. held_request) -- whoever had it has lost it
+end
 lease_until(ticket, deadline, idle)
 set('t' .. ticket, format('%d %s %d %s %s %s %s', weight, held_fence, lease, since, place, request, label))
 settle(deadline, idle)
