@@ -188,7 +188,7 @@ class Leaving:
         self.resource = resource
         self.due_ms: float | None = None
         self._ask = ask
-        self._terms = terms
+        self.terms = terms
         self._fence = fence
         self._unsure = unsure
         self._until_ms = until_ms
@@ -210,9 +210,9 @@ class Leaving:
         if not self.keeper.connection.ready:
             self._delayed()
             return False
-        tombstone_ms = self._terms.lease_ms if self._unsure else 0
+        tombstone_ms = self.terms.lease_ms if self._unsure else 0
         fence = "" if self._fence is None else str(self._fence)
-        tail = wire.pack(self._ask.ticket, fence, self._ask.request, tombstone_ms, 0, self._terms.idle_ttl_ms)
+        tail = wire.pack(self._ask.ticket, fence, self._ask.request, tombstone_ms, 0, self.terms.idle_ttl_ms)
         self.keeper.connection.send(self.resource.command(wire.RELEASE, tail), self._answered)
         return True
 
@@ -223,7 +223,7 @@ class Leaving:
         elif isinstance(reply, wire.Fault):
             self._refused(reply)
         else:
-            self.keeper.follow_up(self.resource, self._terms, more=reply[2])
+            self.keeper.follow_up(self.resource, self.terms, more=reply[2])
             # Nothing left to take out means that a copy without an answer did it, as far as can be known.
             self._finish(bool(reply[1]) or self._unanswered)
 
@@ -287,8 +287,9 @@ class Keeper:
 
     def shortest_ms(self) -> float:
         """How soon a half-open connection has to be noticed for the shortest lease to be renewed in time."""
-        leases_ms = (lease.terms.lease_ms for lease in self.leases.values())
-        return min(leases_ms, default=math.inf) / RENEWALS_A_LEASE
+        kept_ms = min((lease.terms.lease_ms for lease in self.leases.values()), default=math.inf)
+        leaving_ms = min((leaving.terms.lease_ms for leaving in self.leaving), default=math.inf)
+        return min(kept_ms, leaving_ms) / RENEWALS_A_LEASE
 
     def forget(self, lease: Lease) -> None:
         """No longer keeps the lease."""

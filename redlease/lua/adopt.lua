@@ -14,11 +14,16 @@ local repeated = held_request == request -- its first copy came through and only
 local was_until = (held_fence == its_fence or repeated) and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
 if was_until <= now then return {tag, 0} end
 
-local deadline = math.max(was_until, now + lease)
+-- With a new fence it is the adopter's alone; without one it may be held elsewhere too, and must not end earlier there.
+local deadline = refence and now + lease or math.max(was_until, now + lease)
+if was_until > deadline then
+--#include queue
+  tell_head()
+end
 call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
 if refence and not repeated then
   held_fence = next_fence()
-  redis.pcall('PUBLISH', string.match(held_place, '^[^|]*'), 'x ' .. held_request) -- whoever had it has lost it
+  tell(held_place, 'x ' .. held_request) -- whoever had it has lost it
 end
 lease_until(ticket, deadline, idle)
 set('t' .. ticket, format('%d %s %d %s %s %s %s', weight, held_fence, lease, since, place, request, label))

@@ -43,6 +43,10 @@ local function parse(text)
   return tonumber(weight), its_fence, lease, since, place, request, label
 end
 
+local function tell(place, message)
+  redis.pcall('PUBLISH', string.match(place, '^[^|]*'), message)
+end
+
 -- What is to be written to the state at the end of the call, in one go. Numbers are made strings here: that is several
 -- times cheaper than leaving it to redis.call, and Lua's own conversion would round a fence to 14 digits.
 local changes, size = {'HSET', state}, 2

@@ -3,10 +3,6 @@
 local BATCH = 100 -- the most that one call reaps or grants: a long script stops the whole server
 local FORGET_MS = 60000 -- how long a lapsed place is remembered, so that a late copy cannot revive it
 
-local function tell(place, message)
-  redis.pcall('PUBLISH', string.match(place, '^[^|]*'), message)
-end
-
 local function alive(place)
   local lapses = call('ZSCORE', waiters, place)
   lapses = lapses and tonumber(lapses)
