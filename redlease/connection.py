@@ -89,6 +89,7 @@ class Connection:
         self._heard_at = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
         self._probed = False
+        self._loading = False
         self._closed = False
         self._process = 0
 
@@ -226,11 +227,25 @@ class Connection:
             if reply.needs_new_connection and self.ready:
                 self._abort(reply.text)
                 return
+            if reply.forgot_scripts:
+                self._load_again()
         elif tag is not None and (type(reply) is not list or not reply or reply[0] != tag):
             self._abort("the server sent a reply that answers another call")
             return
         self._pending.popleft()
         self._tell(on_reply, reply)
+
+    def _load_again(self) -> None:
+        """Somebody flushed the scripts: they are loaded once more, and whoever got the error repeats its call."""
+        if not self._loading:
+            self._loading = True
+            for script in wire.SCRIPTS[:-1]:
+                self._enqueue(wire.plain("SCRIPT", "LOAD", script.text).head, None, lambda _: None)
+            last = wire.plain("SCRIPT", "LOAD", wire.SCRIPTS[-1].text)
+            self._enqueue(last.head, None, self._loaded)
+
+    def _loaded(self, _: Reply) -> None:
+        self._loading = False
 
     def on_push(self, push: list[Any]) -> None:
         self._heard_at = asyncio.get_running_loop().time()

@@ -25,7 +25,7 @@ RENEWALS_A_LEASE = 3
 CLAIM_MS = 250.0  # after which a hold that came out of the queue gets its full lease
 Released = bool | None | RedleaseError
 RETRY_MS, RETRY_MS_MAX = 100.0, 5000.0  # after an error reply: the first pause, and the longest
-RECONNECT_MS = 500.0  # how long a lost connection usually takes to come back, if the server is there
+RECONNECT_MS = 700.0  # how long a lost connection usually takes to come back, if the server is there
 
 
 class Lease:

@@ -354,8 +354,8 @@ _CODES = re.compile(
     r"\b(OOM|WRONGTYPE|READONLY|NOPERM|NOREPLICAS|MISCONF|LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOSCRIPT|NOAUTH"
     r"|WRONGPASS|MOVED|ASK|CROSSSLOT|ACL failure|can't run this command|can't access at least one of the)\b"
 )
-_AGAIN = frozenset({"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"})
-_ELSEWHERE = frozenset({"NOSCRIPT", "READONLY", "NOAUTH"})
+_AGAIN = frozenset({"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOSCRIPT"})
+_ELSEWHERE = frozenset({"READONLY", "NOAUTH"})
 _NOT_ALLOWED = frozenset({"NOPERM", "ACL failure", "can't run this command", "can't access at least one of the"})
 
 
@@ -373,8 +373,13 @@ class Fault:
         return self.code in _AGAIN
 
     @property
+    def forgot_scripts(self) -> bool:
+        """Whether the scripts have to be loaded again."""
+        return self.code == "NOSCRIPT"
+
+    @property
     def needs_new_connection(self) -> bool:
-        """Whether a fresh connection sets it right: scripts are loaded, and the server's role looked at, on connect."""
+        """Whether a fresh connection sets it right: the server's role is looked at on connect."""
         return self.code in _ELSEWHERE
 
     @property

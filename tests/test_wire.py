@@ -165,7 +165,7 @@ def test_error_texts(text: str, code: str) -> None:
     """The code is found wherever the versions of the server put it, and an error names resource and that text."""
     fault = wire.Fault(text)
     assert fault.code == code
-    assert fault.passes == (code in {"LOADING", "BUSY", "CLUSTERDOWN"})
+    assert fault.passes == (code in {"LOADING", "BUSY", "CLUSTERDOWN", "NOSCRIPT"})
     error = fault.error("gpu", "t")
     assert (error.resource, error.ticket) == ("gpu", "t")
     assert "'gpu'" in str(error)
