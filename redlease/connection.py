@@ -31,7 +31,7 @@ logger = logging.getLogger("redlease")
 Reply = list[Any] | wire.Fault | None
 OnReply = Callable[[Reply], None]
 
-CONNECT_S = 5.0
+CONNECT_S = (1.0, 5.0)  # how long one attempt may take: the least, for the sake of short leases, and the most
 BACKOFF_S = (0.02, 1.0)  # the first and the longest pause between attempts, before jitter
 LIVED_S = 0.25  # a connection that was good for so long begins again with the first pause
 # How long a call may stay unanswered before the connection counts as half-open: the least that is sensible, and the
@@ -365,7 +365,7 @@ class Connection:
             began = loop.time()
             self._lost.clear()
             try:
-                async with asyncio.timeout(CONNECT_S):
+                async with asyncio.timeout(min(CONNECT_S[1], max(CONNECT_S[0], self._shortest_ms() / 1000))):
                     await self._open()
             except Exception as error:  # noqa: BLE001  whatever it is, somebody waits to be told
                 self._abort(_explain(error))

@@ -57,7 +57,7 @@ class Waiter:
     ticket: str
     weight: int
     owner: str
-    metadata: dict[str, str]
+    metadata: dict[str, str] = field(hash=False)
     queued_at_ms: int
 
 

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import pytest
+import redis.asyncio
 
 from redlease import Redlease, RedleaseError
 
@@ -205,3 +206,69 @@ async def test_hundreds_of_dead_waiters_are_nobody(client: Redlease, make_client
     assert await lock.release(permit)
     assert await lock.try_acquire() is not None
     await cancel(*doomed)
+
+
+async def ttls(raw: redis.asyncio.Redis, prefix: str) -> dict[str, int]:
+    """Return when each key under the prefix expires, ms."""
+    return {key: await raw.pexpiretime(key) async for key in raw.scan_iter(match=f"{prefix}:*")}
+
+
+async def test_the_keys_of_a_resource_expire_together(servers: Servers, make_client: MakeClient, prefix: str) -> None:
+    """Whatever was done, by clients with different `idle_ttl`, no key of a resource goes before another or stays."""
+    url = servers["redis7"].url
+    short, long = await make_client(url=url, idle_ttl=2), await make_client(url=url, idle_ttl=50)
+    async with redis.asyncio.Redis.from_url(url, decode_responses=True) as raw:
+
+        async def together() -> None:
+            assert len(set((await ttls(raw, prefix)).values())) == 1, await ttls(raw, prefix)
+
+        permit = await short.semaphore("r", 2, lease=0.5).acquire(weight=2)
+        await together()
+        waiting = asyncio.create_task(long.semaphore("r", 2).acquire())
+        await until_waiting(short.semaphore("r", 2), 1)
+        await together()
+        await short.semaphore("r", 2).renew(permit, lease=40)
+        await together()
+        await short.semaphore("r", 2).release(permit)
+        await waiting
+        await long.semaphore("r", 2).acquire()
+        await together()
+        await cancel((await queue_up(short.semaphore("r", 2), 1))[0])
+        await together()
+
+
+@pytest.mark.parametrize("part", ["holders", "queue", "waiters", "state"])
+async def test_a_key_that_was_evicted_wedges_nothing(
+    servers: Servers, make_client: MakeClient, prefix: str, part: str
+) -> None:
+    """With any one key gone, the resource is granted again to its full capacity, and no key is left without an end."""
+    server = servers["redis7"]
+    client = await make_client(url=server.url, waiter_lease=0.6)
+    pool = client.semaphore("r", 3, lease=0.6)
+    for weight in (1, 2):
+        await pool.acquire(weight=weight)
+    waiting = (await queue_up(pool, 1))[0]
+    server.cli("DEL", f"{prefix}:{{r}}:{part}")
+    permit = await asyncio.wait_for(waiting, 5)
+    await pool.release(permit)
+    whole = await asyncio.wait_for(pool.acquire(weight=3, timeout=5), 6)
+    assert await pool.try_acquire() is None
+    assert await pool.release(whole)
+    async with redis.asyncio.Redis.from_url(server.url, decode_responses=True) as raw:
+        assert min((await ttls(raw, prefix)).values()) > 0
+
+
+async def test_a_permit_that_is_gone_gives_back_nothing_twice(
+    servers: Servers, make_client: MakeClient, prefix: str
+) -> None:
+    """A late release of a permit whose key was lost, or its ticket asked for anew, adds nothing to the capacity."""
+    server = servers["redis7"]
+    client = await make_client(url=server.url)
+    pool = client.semaphore("r", 2)
+    stale = await pool.acquire(ticket="x")
+    server.cli("DEL", f"{prefix}:{{r}}:holders")
+    heavy = await asyncio.wait_for(pool.acquire(weight=2), 5)
+    assert not await pool.release(stale)
+    assert await pool.try_acquire() is None
+    assert await pool.try_acquire(ticket="x") is None
+    assert await pool.check(heavy)

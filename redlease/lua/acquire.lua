@@ -20,7 +20,7 @@ if declared ~= wanted then
 end
 
 local function grant()
-  make_holder(ticket, weight, lease, place, request, label, now + lease, idle)
+  make_holder(ticket, weight, lease, place, request, label, now + lease)
   settle(now + lease, idle)
   return {tag, GRANTED, fence, now, now + lease, capacity, was_declared}
 end
@@ -45,7 +45,7 @@ end
 local function held(its_fence, since, was_until, its_request)
   local deadline = its_request == request and now + lease or math.max(was_until, now + lease)
   call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
-  lease_until(ticket, deadline, idle)
+  lease_until(ticket, deadline)
   write(its_fence, since)
   if was_until > deadline then tell_head() end
   settle(deadline, idle)
@@ -97,11 +97,11 @@ if wait == 0 or used < capacity or was_capacity ~= capacity or (record and not q
     local its_weight, its_fence = parse(record)
     if its_fence ~= '0' then remove_holder(ticket, its_weight) else remove_waiter(ticket) end
   end
-  more = advance(idle)
+  more = advance()
   if call('ZCARD', queue) == 0 and used + weight > capacity then reap(BATCH) end
   if was_capacity > capacity then tell_capacity() end
   settle(deadline, idle)
-  changes, size, was = {'HSET', state}, 2, {fence, used, capacity, declared}
+  changes, size, was, new_holder = {'HSET', state}, 2, {fence, used, capacity, declared}, false
   ahead, wait = call('ZCARD', queue), soonest()
 end
 
@@ -127,16 +127,16 @@ elseif waiter_lease > 0 and most >= 0 and ahead >= most then
 end
 if waiter_lease == 0 then return {tag, BUSY, more} end
 
-local its_sequence, new_place = sequence + 1, false
+local its_sequence = sequence + 1
 if queued_since then
   its_sequence = tonumber(call('ZSCORE', queue, ticket))
 else
   call('ZADD', queue, format('%d', its_sequence), ticket)
   set('s', format('%d', its_sequence))
-  new_place = call('ZADD', waiters, format('%d', deadline), place) == 1
+  local new_place = call('ZADD', waiters, format('%d', deadline), place) == 1
   if new_place then call('ZREMRANGEBYSCORE', waiters, '-inf', format('%d', now - FORGET_MS)) end
+  new_waiter = new_place or ahead == 0
 end
-if ahead == 0 or new_place or queue_expires < deadline then keep_queue(deadline, idle) end
 write('0', queued_since or format('%d', now))
 settle(deadline, idle)
 return {tag, QUEUED, its_sequence, ahead, wait, capacity, was_declared, more}

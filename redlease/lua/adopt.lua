@@ -25,7 +25,7 @@ if refence and not repeated then
   held_fence = next_fence()
   tell(held_place, 'x ' .. held_request) -- whoever had it has lost it
 end
-lease_until(ticket, deadline, idle)
+lease_until(ticket, deadline)
 set('t' .. ticket, format('%d %s %d %s %s %s %s', weight, held_fence, lease, since, place, request, label))
 settle(deadline, idle)
 return {tag, tonumber(held_fence), tonumber(since), deadline, weight, capacity}

@@ -14,11 +14,10 @@ local wait, ahead, more = soonest(), call('ZRANK', queue, ticket), 0
 local deadline = now + waiter_lease
 call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
 call('ZADD', waiters, format('%d', deadline), place)
-if queue_expires < deadline then keep_queue(deadline, idle) end
 
 local due = wait == 0 or used < capacity
-if due then more = advance(idle) end
-if due or size > 2 or expires < now + idle then settle(deadline, idle) end
+if due then more = advance() end
+if due or expires < math.max(now + idle, deadline) then settle(deadline, idle) end
 if due then wait, ahead = soonest(), call('ZRANK', queue, ticket) end
 if not ahead then return {tag, GRANTED} end
 return {tag, QUEUED, ahead, wait, capacity, more}

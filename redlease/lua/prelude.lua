@@ -3,16 +3,17 @@
 --
 -- A resource is four keys under one hash tag, declared by every call in this order:
 --   KEYS[1] state    hash  f last fence, s last sequence, c capacity, d declared capacity, u units in use; moments in ms of
---                          the server's clock: k, y, z when the state, the holders, and the queue with the waiters expire,
---                          x until when a tombstone stands, w until when somebody watches; and t<ticket>, a record each
+--                          the server's clock: k when the keys expire, x until when a tombstone stands, w until when
+--                          somebody watches; and t<ticket>, a record each
 --   KEYS[2] holders  zset  ticket -> the moment its lease ends
 --   KEYS[3] queue    zset  ticket -> its sequence, the order of arrival
 --   KEYS[4] waiters  zset  place -> the moment it lapses; "!"<request> -> the moment that tombstone ends
 -- A record is "weight fence lease since place request label": fence 0 while queued, since = when it was queued or granted,
 -- place = <channel>|<epoch> of the client that asks, label = what the client wrote (owner and metadata), never read here.
 --
--- Units in use change only where a holder is added or removed, and are 0 whenever no holder is left. A lapsed holder
--- counts until it is reaped, and it is reaped before anybody is refused or queued because of it.
+-- All four keys expire at the same moment, so that none outlives what it needs of the others.
+-- Units in use change only where a holder is added or removed, and reaping counts them anew where they can be wrong. A
+-- lapsed holder counts until it is reaped, and it is reaped before anybody is refused or queued because of it.
 -- Between two calls the head of the queue does not fit; only a grant, a lapse or a new capacity can change that.
 -- A fence reaches redis.call as a string made here: Lua's own conversion would round it to 14 digits.
 
@@ -23,18 +24,18 @@ local call, format = redis.call, string.format
 local clock = call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local fence, sequence, capacity, declared, used, record
-local expires, holders_expire, queue_expires, tombstones, watched
+local expires, tombstones, watched
 local was -- the header as it was read
+local new_holder, new_waiter = false, false -- whether a key may have been created that has no end yet
 
 -- Reads the header and one ticket's record. It is the first access to the state, so a key of a wrong type fails here.
 local function read(ticket)
-  was = call('HMGET', state, 'f', 'u', 'c', 'd', 's', 'k', 'y', 'z', 'x', 'w', 't' .. ticket)
+  was = call('HMGET', state, 'f', 'u', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket)
   fence, used = was[1] and tonumber(was[1]) or 0, was[2] and tonumber(was[2]) or 0
   capacity, declared = was[3] and tonumber(was[3]) or 0, was[4] and tonumber(was[4]) or 0
   sequence, expires = was[5] and tonumber(was[5]) or 0, was[6] and tonumber(was[6]) or 0
-  holders_expire, queue_expires = was[7] and tonumber(was[7]) or 0, was[8] and tonumber(was[8]) or 0
-  tombstones, watched = was[9] and tonumber(was[9]) or 0, was[10] and tonumber(was[10]) or 0
-  record = was[11]
+  tombstones, watched = was[7] and tonumber(was[7]) or 0, was[8] and tonumber(was[8]) or 0
+  record = was[9]
 end
 
 local function parse(text)
@@ -54,7 +55,11 @@ local function set(field, text)
   changes[size + 1], changes[size + 2], size = field, text, size + 2
 end
 
--- The common end of a change. The state is kept for idle_ttl past the later of now and its last fence, and past `deadline`;
+local function expire_all()
+  for i = 1, 4 do call('PEXPIREAT', KEYS[i], format('%d', expires)) end
+end
+
+-- The common end of a change. The keys are kept for idle_ttl past the later of now and its last fence, and past `deadline`;
 -- when that is due, a little longer, so that most calls need not set it. It never moves back.
 local function settle(deadline, idle)
   local wanted = math.max(deadline, math.max(now, math.floor(fence / 1000)) + idle)
@@ -68,7 +73,15 @@ local function settle(deadline, idle)
   if capacity ~= (tonumber(was[3]) or 0) then set('c', format('%d', capacity)) end
   if declared ~= (tonumber(was[4]) or 0) then set('d', format('%d', declared)) end
   if size > 2 then call(unpack(changes, 1, size)) end
-  if due then call('PEXPIREAT', state, format('%d', expires)) end
+  if due then
+    expire_all()
+  else
+    if new_holder then call('PEXPIREAT', holders, format('%d', expires)) end
+    if new_waiter then
+      call('PEXPIREAT', queue, format('%d', expires))
+      call('PEXPIREAT', waiters, format('%d', expires))
+    end
+  end
   if watched > now then redis.pcall('PUBLISH', state .. ':watch', '') end
 end
 
@@ -78,19 +91,14 @@ local function next_fence()
   return format('%d', fence)
 end
 
--- Sets when a lease ends. The holders outlive every lease among them.
-local function lease_until(ticket, deadline, idle)
-  call('ZADD', holders, format('%d', deadline), ticket)
-  if used == 0 or holders_expire < deadline then
-    holders_expire = math.max(holders_expire, deadline + idle)
-    set('y', format('%d', holders_expire))
-    call('PEXPIREAT', holders, format('%d', holders_expire))
-  end
+-- Sets when a lease ends.
+local function lease_until(ticket, deadline)
+  if call('ZADD', holders, format('%d', deadline), ticket) == 1 then new_holder = true end
 end
 
 -- Adds a holder; its client is told by the caller.
-local function make_holder(ticket, weight, lease, place, request, label, deadline, idle)
-  lease_until(ticket, deadline, idle)
+local function make_holder(ticket, weight, lease, place, request, label, deadline)
+  lease_until(ticket, deadline)
   used = used + weight
   set('t' .. ticket, format('%d %s %d %d %s %s %s', weight, next_fence(), lease, now, place, request, label))
 end

@@ -10,9 +10,8 @@ local function alive(place)
 end
 
 local function remove_holder(ticket, weight)
-  call('ZREM', holders, ticket)
+  if call('ZREM', holders, ticket) == 1 then used = used - weight end
   call('HDEL', state, 't' .. ticket)
-  used = used - weight
 end
 
 local function remove_waiter(ticket)
@@ -20,21 +19,31 @@ local function remove_waiter(ticket)
   call('HDEL', state, 't' .. ticket)
 end
 
+-- Counts the units in use by the leases themselves, as far as one batch allows. With weights of 1 they are as many as
+-- the holders, and there is nothing to count.
+local function count_used()
+  local count = call('ZCARD', holders)
+  if used == count or count > BATCH then return end
+  used = 0
+  for _, ticket in ipairs(call('ZRANGE', holders, 0, -1)) do
+    used = used + (parse(call('HGET', state, 't' .. ticket) or '') or 0)
+  end
+end
+
 -- Removes holders whose lease has ended, at most `limit`, and returns how many.
 local function reap(limit)
   local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'LIMIT', 0, limit)
   for _, ticket in ipairs(lapsed) do
-    local text = call('HGET', state, 't' .. ticket)
-    remove_holder(ticket, text and parse(text) or 0)
+    remove_holder(ticket, parse(call('HGET', state, 't' .. ticket) or '') or 0)
   end
-  if used ~= 0 and call('ZCARD', holders) == 0 then used = 0 end
+  count_used()
   return #lapsed
 end
 
 -- Grants from the head of the queue while the next live waiter fits; 1 when the batch ended before the work did.
 -- A waiter that does not fit is never passed by a lighter one behind it: light ones could keep it out for ever.
 -- The first lease of a grant is what is left of the waiter's place, a deadline its client has set itself.
-local function advance(idle)
+local function advance()
   if capacity == 0 then return 0 end -- the state was deleted: whoever asks next brings the capacity
   local budget, reaped = BATCH, used >= capacity
   if reaped then budget = budget - reap(budget) end
@@ -51,7 +60,7 @@ local function advance(idle)
       tell(place, 'm ' .. request .. ' ' .. capacity)
     elseif used + weight <= capacity then
       call('ZREM', queue, head)
-      make_holder(head, weight, lease, place, request, label, lapses, idle)
+      make_holder(head, weight, lease, place, request, label, lapses)
       tell(place, format('g %s %.0f %.0f %.0f %d', request, fence, now, lapses, capacity))
     elseif not reaped then
       reaped, budget = true, budget + 1 - reap(budget)
@@ -68,6 +77,7 @@ end
 local function soonest()
   local first = call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2]
   local at = first and tonumber(first)
+  if not first and used > 0 then return 0 end -- the holders were deleted or evicted alone
   if used < capacity then
     local head = call('ZRANGE', queue, 0, 0)[1]
     local _, _, _, _, place = parse(head and call('HGET', state, 't' .. head) or '')
@@ -91,12 +101,4 @@ local function tell_capacity()
   for _, place in ipairs(call('ZRANGE', waiters, 0, BATCH - 1)) do
     if string.sub(place, 1, 1) ~= '!' then tell(place, 'c ' .. capacity .. ' ' .. state) end
   end
-end
-
--- The queue and the places outlive every deadline in them.
-local function keep_queue(deadline, idle)
-  queue_expires = math.max(queue_expires, deadline + idle)
-  set('z', format('%d', queue_expires))
-  call('PEXPIREAT', queue, format('%d', queue_expires))
-  call('PEXPIREAT', waiters, format('%d', queue_expires))
 end

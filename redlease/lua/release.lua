@@ -40,12 +40,12 @@ if tombstone > 0 and its_request ~= '' then
   call('ZADD', waiters, format('%d', now + tombstone), '!' .. its_request)
   tombstones = math.max(tombstones, now + tombstone)
   set('x', format('%d', tombstones))
-  keep_queue(tombstones, idle)
+  new_waiter = true
   changed = true
 end
 local more = 0
 if changed then
-  if queued > 0 then more = advance(idle) end
+  if queued > 0 then more = advance() end
   settle(math.max(now, tombstones), idle)
 end
 return {tag, released, more}

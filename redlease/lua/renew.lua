@@ -19,9 +19,9 @@ if was_until > deadline then
   if shorten == 'told' then tell(place, 'r ' .. request) end
 end
 call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
-lease_until(ticket, deadline, idle)
+lease_until(ticket, deadline)
 if tonumber(its_lease) ~= lease then
   set('t' .. ticket, format('%d %s %d %s %s %s %s', weight, held_fence, lease, since, place, request, label))
 end
-if size > 2 or expires < now + idle then settle(deadline, idle) end
+if size > 2 or expires < math.max(now + idle, deadline) then settle(deadline, idle) end
 return {tag, deadline, capacity}

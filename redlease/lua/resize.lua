@@ -11,7 +11,7 @@ for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, 
 local shrinks = wanted < capacity
 capacity = wanted
 call('HSET', state, 'c', capacity)
-local more = advance(idle)
+local more = advance()
 if shrinks then tell_capacity() end
 settle(now, idle)
 return {tag, more}

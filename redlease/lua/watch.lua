@@ -9,8 +9,9 @@ local tag, watch_ms = ARGV[1], tonumber(ARGV[2])
 read('')
 local wait = soonest()
 watched = math.max(watched, now + watch_ms)
+local longer = expires < watched
 expires = math.max(expires, watched)
 call('PEXPIREAT', state, format('%d', expires)) -- allowed on a full server, and so is the rest
 call('HSET', state, 'w', format('%d', watched), 'k', format('%d', expires))
-call('PEXPIREAT', state, format('%d', expires))
+if longer then expire_all() end
 return {tag, wait}
