@@ -159,13 +159,17 @@ class Connection:
         """How long a call may stay unanswered now: longer than the network takes, whatever the leases would want."""
         if not self.ready:
             return PATIENCE_MS[1]
-        least_ms = max(PATIENCE_MS[0], 3 * self._round_trip_ms)
-        return max(least_ms, min(PATIENCE_MS[1], self._shortest_ms()))
+        return max(self._least_ms, min(PATIENCE_MS[1], self._shortest_ms()))
 
-    def look_sooner(self) -> None:
-        """Something shorter is kept from now on."""
+    @property
+    def _least_ms(self) -> float:
+        return max(PATIENCE_MS[0], 3 * self._round_trip_ms)
+
+    def look_sooner(self, wait_ms: float) -> None:
+        """Something is kept from now on that has to be renewed within `wait_ms`."""
         loop = asyncio.get_running_loop()
-        if self._watchdog is not None and self._watchdog.when() > loop.time() + self.patience_ms / 2000:
+        due = loop.time() + max(self._least_ms, wait_ms) / 2000
+        if self._watchdog is not None and self._watchdog.when() > due:
             self._watchdog.cancel()
             self._watch(loop)
 

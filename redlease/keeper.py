@@ -283,7 +283,7 @@ class Keeper:
     def keep(self, lease: Lease) -> None:
         """Keeps the lease from now on."""
         self.leases[lease.ask.request] = lease
-        self.connection.look_sooner()
+        self.connection.look_sooner(lease.terms.lease_ms / RENEWALS_A_LEASE)
 
     def shortest_ms(self) -> float:
         """How soon a half-open connection has to be noticed for the shortest lease to be renewed in time."""
