@@ -38,7 +38,6 @@ LIVED_S = 0.25  # a connection that was good for so long begins again with the f
 # most, which the leases that are kept can make shorter.
 PATIENCE_MS = (250.0, 3000.0)
 LIMIT_MS = 5000.0  # how long a call that has no timeout of its own may take, outages included
-RETRY_S = 0.1  # after an error that passes by itself: LOADING, BUSY, ...
 
 
 class Answer(NamedTuple):
@@ -139,7 +138,7 @@ class Connection:
                     if isinstance(reply, wire.Fault):
                         if not reply.passes:
                             raise reply.error(resource.name, ticket)
-                        await asyncio.sleep(RETRY_S)
+                        await asyncio.sleep(reply.retry_ms / 1000)
                     elif reply is not None:
                         return Answer(sent_ms, reply[1:])
         except TimeoutError:

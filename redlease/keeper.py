@@ -24,7 +24,7 @@ logger = logging.getLogger("redlease")
 RENEWALS_A_LEASE = 3
 CLAIM_MS = 250.0  # after which a hold that came out of the queue gets its full lease
 Released = bool | None | RedleaseError
-RETRY_MS, RETRY_MS_MAX = 100.0, 5000.0  # after an error reply: the first pause, and the longest
+RETRY_MS_MAX = 5000.0  # the longest pause after error replies, which begin with `Fault.retry_ms`
 RECONNECT_MS = 700.0  # how long a lost connection usually takes to come back, if the server is there
 
 
@@ -54,7 +54,7 @@ class Lease:
         self.due_ms: float | None = None
         self._in_flight = False
         self._first = False  # whether its lease is still what was left of a place
-        self._retry_ms = RETRY_MS
+        self._refusals = 0
         self._command: wire.Command | None = None
 
     def begin(self, granted: wire.Granted, deadline_ms: float, now_ms: float, *, handed_over: bool) -> None:
@@ -137,17 +137,19 @@ class Lease:
         else:
             self.deadline_ms = sent_ms + self.terms.lease_ms
             self.expires_at_ms = reply[1]
-            self._first, self._retry_ms = False, RETRY_MS
+            self._first, self._refusals = False, 0
             self._plan(now_ms, self.terms.lease_ms / RENEWALS_A_LEASE - (now_ms - sent_ms))
 
     def _refused(self, now_ms: float, fault: wire.Fault) -> None:
-        if self._retry_ms == RETRY_MS:  # said once
+        if not self._refusals and not fault.forgot_scripts:  # said once
             logger.warning(
                 "resource %r: renewing permit %r failed, and is tried again while its lease lasts: %s",
                 *(self.resource.name, self.ask.ticket, fault.text),
             )
-        self.keeper.schedule.at(min(self.deadline_ms, now_ms + self._retry_ms), self)
-        self._retry_ms = min(2 * self._retry_ms, max(RETRY_MS, self.terms.lease_ms / 10), RETRY_MS_MAX)
+        most_ms = max(fault.retry_ms, min(self.terms.lease_ms / 10, RETRY_MS_MAX))
+        wait_ms = min(fault.retry_ms * 2 ** min(self._refusals, 10), most_ms)
+        self._refusals += not fault.forgot_scripts
+        self.keeper.schedule.at(min(self.deadline_ms, now_ms + wait_ms), self)
 
     def fill_lease(self) -> None:
         """Asks for the full lease, should it still be what was left of a place; does not wait."""
@@ -195,7 +197,7 @@ class Leaving:
         self._done = done
         self._patience_ms = patience_ms
         self._timer: asyncio.TimerHandle | None = None
-        self._retry_ms = RETRY_MS
+        self._refusals = 0
         self._unanswered = False
 
     def start(self) -> None:
@@ -238,10 +240,11 @@ class Leaving:
             self._delayed()
         else:
             self._tell(fault.error(self.resource.name, self._ask.ticket))
-        if self._retry_ms == RETRY_MS:  # said once
+        if not self._refusals and not fault.forgot_scripts:  # said once
             logger.warning("resource %r: releasing %r failed: %s", self.resource.name, self._ask.ticket, fault.text)
-        self.keeper.schedule.at(clock.now_ms() + self._retry_ms, self)
-        self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
+        wait_ms = min(fault.retry_ms * 2 ** min(self._refusals, 10), RETRY_MS_MAX)
+        self._refusals += not fault.forgot_scripts
+        self.keeper.schedule.at(clock.now_ms() + wait_ms, self)
 
     def _delayed(self) -> None:
         if self._done is not None and self._timer is None:

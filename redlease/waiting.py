@@ -17,7 +17,7 @@ from typing import NamedTuple
 from . import clock, wire
 from .connection import Connection, Reply
 from .errors import AcquireTimeout, QueueFull, RedleaseError, Withdrawn
-from .keeper import RETRY_MS, Keeper, Leaving
+from .keeper import Keeper, Leaving
 from .wire import Status
 
 logger = logging.getLogger("redlease")
@@ -83,7 +83,7 @@ class Waiting:
             return
         elif isinstance(reply, wire.Fault):
             if reply.passes:
-                self._again(RETRY_MS)
+                self._again(reply.retry_ms)
             else:
                 self.future.set_exception(reply.error(self.place.resource.name, self.ask.ticket))
         else:
@@ -235,7 +235,7 @@ class Place:
         if reply is None or name != self.name:
             return
         if isinstance(reply, wire.Fault):
-            schedule.at(clock.now_ms() + RETRY_MS, self)
+            schedule.at(clock.now_ms() + reply.retry_ms, self)
         elif reply[1] == Status.LAPSED:
             self.lapsed(name)
         elif reply[1] == Status.GRANTED:

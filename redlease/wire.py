@@ -31,6 +31,9 @@ DURATION_MS_MAX = 366 * 24 * 3600 * 1000
 SNAPSHOT_LIMIT = 1000
 SERVER_VERSION_MIN = (6, 2)
 
+RETRY_MS = 100.0  # after an error reply
+RELOAD_MS = 5.0  # after one that says that the scripts are gone
+
 TAGS = 1 << 16  # calls that may be outstanding on one connection before a tag comes round again
 
 
@@ -376,6 +379,11 @@ class Fault:
     def forgot_scripts(self) -> bool:
         """Whether the scripts have to be loaded again."""
         return self.code == "NOSCRIPT"
+
+    @property
+    def retry_ms(self) -> float:
+        """How long to wait before the same call; scripts are being loaded already when one hears that they are gone."""
+        return RELOAD_MS if self.forgot_scripts else RETRY_MS
 
     @property
     def needs_new_connection(self) -> bool:
