@@ -16,7 +16,7 @@ import random
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from redis import exceptions
 from redis.asyncio import ConnectionPool
@@ -29,6 +29,7 @@ logger = logging.getLogger("redlease")
 
 # None: the connection was lost, and nobody knows whether the call was carried out.
 Reply = list[Any] | wire.Fault | None
+T = TypeVar("T")
 OnReply = Callable[[Reply], None]
 
 CONNECT_S = (1.0, 5.0)  # how long one attempt may take: the least, for the sake of short leases, and the most
@@ -38,6 +39,11 @@ LIVED_S = 0.25  # a connection that was good for so long begins again with the f
 # most, which the leases that are kept can make shorter.
 PATIENCE_MS = (250.0, 3000.0)
 LIMIT_MS = 5000.0  # how long a call that has no timeout of its own may take, outages included
+
+
+def settles(future: asyncio.Future[T]) -> Callable[[T], None]:
+    """What sets the future's result, unless somebody has stopped waiting for it."""
+    return lambda result: None if future.done() else future.set_result(result)
 
 
 class Answer(NamedTuple):
@@ -146,7 +152,7 @@ class Connection:
 
     async def _ask(self, command: wire.Command) -> Reply:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.send(command, lambda reply: None if future.done() else future.set_result(reply))
+        self.send(command, settles(future))
         return await future
 
     def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
@@ -203,7 +209,7 @@ class Connection:
     async def _subscribe(self, *channels: str) -> None:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         for channel in channels:
-            self._subscription("SUBSCRIBE", channel, lambda reply: None if future.done() else future.set_result(reply))
+            self._subscription("SUBSCRIBE", channel, settles(future))
         reply = await future if self._driver is not None and self._driver.inline_push else None
         if isinstance(reply, wire.Fault):
             raise reply.error()
@@ -407,7 +413,7 @@ class Connection:
             self._probed = True
 
     def _exchange(self, command: wire.Command) -> asyncio.Future[Any]:
-        """Sends a command that is no script, before the connection is ready; None when it is lost meanwhile."""
+        """Sends a command that is no script, before the connection is ready; raises when it is lost meanwhile."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def settle(reply: Any) -> None:

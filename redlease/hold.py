@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from . import clock, wire
+from .connection import settles
 from .errors import LeaseLost, RedleaseError
 from .keeper import Keeper, Lease, Released
 from .models import Permit
@@ -17,6 +18,15 @@ from .models import Permit
 logger = logging.getLogger("redlease")
 
 OnLost = Literal["cancel", "signal"]
+
+
+def lease_lost(resource: str, ticket: str, fence: int, why: str) -> LeaseLost:
+    """The error for a permit that is no longer held."""
+    message = (
+        f"resource {resource!r}: permit {ticket!r} (fence {fence}) is no longer held: {why}. "
+        "Stop the work that needs it, or acquire again"
+    )
+    return LeaseLost(message, resource=resource, ticket=ticket)
 
 
 class Hold(Lease):
@@ -86,7 +96,7 @@ class Hold(Lease):
             return False
         self.end()
         future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
-        self.keeper.give_back(self, lambda released: None if future.done() else future.set_result(released))
+        self.keeper.give_back(self, settles(future))
         released = await future
         if released is None or isinstance(released, RedleaseError):
             self._log_pending()
@@ -124,11 +134,7 @@ class Hold(Lease):
             self._over.set()
 
     def _loss(self, why: str) -> LeaseLost:
-        message = (
-            f"resource {self.resource.name!r}: permit {self.ask.ticket!r} (fence {self.fence}) is no longer held: "
-            f"{why}. Stop the work that needs it, or acquire again"
-        )
-        return LeaseLost(message, resource=self.resource.name, ticket=self.ask.ticket)
+        return lease_lost(self.resource.name, self.ask.ticket, self.fence, why)
 
     def _log_pending(self) -> None:
         logger.warning(

@@ -322,6 +322,7 @@ class Keeper:
             self.connection.send(resource.command(wire.RELEASE, wire.pack("", "", "", 0, 0, terms.idle_ttl_ms)), go_on)
 
     def check_idle(self) -> None:
+        """Tells `drained` when nothing is on its way out any more."""
         if self._idle is not None and not self.leaving:
             self._idle.set()
 

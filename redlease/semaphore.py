@@ -10,15 +10,16 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from . import clock, wire
-from .connection import LIMIT_MS
-from .errors import AcquireTimeout, LeaseLost, RedleaseError
-from .hold import Hold, HoldRequest, OnLost
+from .connection import LIMIT_MS, settles
+from .errors import AcquireTimeout, RedleaseError
+from .hold import Hold, HoldRequest, OnLost, lease_lost
 from .keeper import Leaving, Released
 from .models import Permit, Snapshot
 from .waiting import Outcome, Room, Waiting
 
 Duration = float | timedelta
 
+GONE = "it lapsed, was released, or somebody else adopted it"
 WATCH_MS = 30_000  # for how long one call asks that changes be published
 
 
@@ -162,7 +163,7 @@ class Semaphore:
             )
             del self._room.adopting[key]
             if answer.values[0] == 0:
-                raise self._lost(permit, "it lapsed, was released, or somebody else adopted it")
+                raise lease_lost(self.name, permit.ticket, permit.fence, GONE)
         except BaseException:
             forget_ticket()
             raise
@@ -190,7 +191,7 @@ class Semaphore:
         )
         deadline, capacity = answer.values
         if deadline == 0:
-            raise self._lost(permit, "it lapsed, was released, or somebody else adopted it")
+            raise lease_lost(self.name, permit.ticket, permit.fence, GONE)
         return replace(permit, lease_ms=lease_ms, expires_at_ms=deadline, capacity=capacity)
 
     async def release(self, permit: Permit | str) -> bool:
@@ -216,7 +217,7 @@ class Semaphore:
             fence=permit.fence,
             unsure=now_ms < until_ms,
             until_ms=now_ms + permit.lease_ms,
-            done=lambda released: None if future.done() else future.set_result(released),
+            done=settles(future),
             patience_ms=LIMIT_MS,
         ).start()
         released = await future
@@ -429,13 +430,6 @@ class Semaphore:
     def _own(self, permit: Permit) -> None:
         if not isinstance(permit, Permit) or permit.resource != self.name:
             raise ValueError(f"{permit!r} is no permit of resource {self.name!r}")
-
-    def _lost(self, permit: Permit, why: str) -> LeaseLost:
-        message = (
-            f"resource {self.name!r}: permit {permit.ticket!r} (fence {permit.fence}) is no longer held: {why}. "
-            "Stop the work that needs it, or acquire again"
-        )
-        return LeaseLost(message, resource=self.name, ticket=permit.ticket)
 
     def _timed_out(self, wish: _Wish) -> AcquireTimeout:
         message = f"resource {self.name!r}: no permit without waiting, and timeout is 0. The request was not queued"
