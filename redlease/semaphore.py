@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from . import clock, wire
+from . import clock, limits, wire
 from .connection import LIMIT_MS, settles
 from .errors import AcquireTimeout, RedleaseError
 from .hold import Hold, HoldRequest, OnLost, lease_lost
@@ -184,12 +184,12 @@ class Semaphore:
             Unavailable: The server was not reached.
         """
         self._own(permit)
-        lease_ms = permit.lease_ms if lease is None else wire.milliseconds("lease", lease, wire.LEASE_MS_MIN)
+        lease_ms = permit.lease_ms if lease is None else limits.milliseconds("lease", lease, limits.LEASE_MS_MIN)
         answer = await self._connection.call(
             *(self._resource, wire.RENEW, permit.ticket, permit.fence, lease_ms, "told", self._terms.idle_ttl_ms),
             ticket=permit.ticket,
         )
-        deadline, capacity = answer.values
+        deadline, capacity, _ = answer.values
         if deadline == 0:
             raise lease_lost(self.name, permit.ticket, permit.fence, GONE)
         return replace(permit, lease_ms=lease_ms, expires_at_ms=deadline, capacity=capacity)
@@ -204,7 +204,7 @@ class Semaphore:
             Unavailable: The server was not reached. A permit is still released in the background while it lasts.
         """
         if isinstance(permit, str):
-            wire.checked_text("ticket", permit, wire.TICKET_BYTES_MAX)
+            limits.checked_text("ticket", permit, limits.TICKET_BYTES_MAX)
             return await self._expel(permit, "")
         self._own(permit)
         future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
@@ -239,7 +239,7 @@ class Semaphore:
 
     async def inspect(self, *, limit: int = wire.SNAPSHOT_LIMIT) -> Snapshot:
         """The resource as it is at one moment, with at most `limit` holders and as many waiters."""
-        wire.checked_count("limit", limit)
+        limits.checked_count("limit", limit)
         answer = await self._connection.call(self._resource, wire.INSPECT, limit)
         return wire.read_snapshot(self.name, self._terms.capacity, answer.values)
 
@@ -254,7 +254,7 @@ class Semaphore:
 
         It lasts until a process declares a capacity that differs from the one last declared.
         """
-        wire.checked_count("capacity", capacity)
+        limits.checked_count("capacity", capacity)
         answer = await self._connection.call(self._resource, wire.RESIZE, capacity, self._terms.idle_ttl_ms)
         self._room.keeper.follow_up(self._resource, self._terms, more=answer.values[0])
 
@@ -339,16 +339,16 @@ class Semaphore:
         owner: str | None,
         metadata: dict[str, str] | None,
     ) -> _Wish:
-        timeout_ms = None if timeout is None else wire.milliseconds("timeout", timeout)
+        timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
         if weight != 1 or type(weight) is not int:
-            wire.checked_count("weight", weight)
-        terms, written, metadata = self._terms, self._label, wire.checked_metadata(metadata)
+            limits.checked_count("weight", weight)
+        terms, written, metadata = self._terms, self._label, limits.checked_metadata(metadata)
         if owner is not None:
-            terms = terms._replace(owner=wire.checked_text("owner", owner, wire.OWNER_BYTES_MAX))
+            terms = terms._replace(owner=limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX))
         if owner is not None or metadata:
             written = wire.label(terms.owner, metadata)
         if ticket is not None:
-            wire.checked_text("ticket", ticket, wire.TICKET_BYTES_MAX)
+            limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
         return _Wish(ticket, weight, written, terms, metadata, timeout_ms)
 
     def _ask(self, wish: _Wish) -> tuple[wire.Ask, Callable[[], None]]:
@@ -448,7 +448,7 @@ class Lock(Semaphore):
 def _checked_fate(on_lost: OnLost, max_hold: Duration | None) -> int | None:
     if on_lost not in ("cancel", "signal"):
         raise ValueError(f"on_lost must be 'cancel' or 'signal', not {on_lost!r}")
-    return None if max_hold is None else wire.milliseconds("max_hold", max_hold, 1)
+    return None if max_hold is None else limits.milliseconds("max_hold", max_hold, 1)
 
 
 def _shape(snapshot: Snapshot) -> tuple[object, ...]:

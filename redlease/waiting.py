@@ -63,6 +63,7 @@ class Waiting:
         self.unsure = False  # whether a copy may still be under way on a connection that was lost
         self.asked_from = ""
         self.due_ms: float | None = None
+        self.on_queued: Callable[[wire.Queued], None] | None = None
 
     def turn(self, now_ms: float) -> bool:
         """Asks, or asks again: the same request finds its permit or its place."""
@@ -99,6 +100,8 @@ class Waiting:
             self.place.room.declared(self.place.resource, self.terms, queued.was_declared)
             self.sequence = queued.sequence
             self.place.queued(self, asked_from, sent_ms, queued)
+            if self.on_queued is not None:
+                self.on_queued(queued)
         elif status == Status.LAPSED:
             self.place.lapsed(asked_from)
         elif status in (Status.BUSY, Status.FULL) and values[-1]:
@@ -307,6 +310,8 @@ class Room:
         # The requests of adoptions without an answer, by state key, ticket and fence.
         self.adopting: dict[tuple[bytes, str, int], str] = {}
         self.watchers: set[asyncio.Event] = set()
+        # Who else is told of the messages about a request, by its id: one that somebody keeps without a hold.
+        self.listeners: dict[str, Callable[[wire.Message], None]] = {}
 
     def new_request(self) -> str:
         """The id of a request, which no other request of any client has."""
@@ -398,6 +403,9 @@ class Room:
             return
         waiting = self.waitings.get(message.about)
         if waiting is None:
+            listener = self.listeners.get(message.about)
+            if listener is not None:
+                listener(message)
             return
         if message.kind == "g":
             waiting.handed_over(wire.Granted(*message.numbers))

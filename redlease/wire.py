@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterator
 from datetime import timedelta
 from enum import IntEnum
 from functools import lru_cache
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from .errors import NotReplicated, RedleaseError
+from .limits import (
+    LEASE_MS_MIN,
+    NAME_BYTES_MAX,
+    OWNER_BYTES_MAX,
+    checked_count,
+    checked_text,
+    milliseconds,
+)
 from .models import Permit, Snapshot, Waiter
 
-PREFIX_BYTES_MAX = 128
-NAME_BYTES_MAX = 512
-TICKET_BYTES_MAX = 256
-OWNER_BYTES_MAX = 256
-METADATA_BYTES_MAX = 4096
-CAPACITY_MAX = 2**31 - 1
-LEASE_MS_MIN = 10
-DURATION_MS_MAX = 366 * 24 * 3600 * 1000
 SNAPSHOT_LIMIT = 1000
 SERVER_VERSION_MIN = (6, 2)
 
@@ -51,34 +50,40 @@ class Status(IntEnum):
 
 
 class Script:
-    """One operation: its text with the prelude before it, its digest, and how many arguments it takes."""
+    """One operation: its text, its digest, and how many keys and arguments it takes."""
 
-    def __init__(self, name: str, args: str) -> None:
-        lua = resources.files(__package__).joinpath("lua")
-        prelude, queue, operation = (
-            lua.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in ("prelude", "queue", name)
-        )
+    def __init__(self, name: str, args: str, text: str, keys: int = 4) -> None:
         self.name = name
         self.args = ("tag", *args.split())
-        self.text = "" if name == "probe" else prelude
-        self.text += operation.replace("--#include queue\n", queue)
-        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        self.head = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n4\r\n" % (7 + len(self.args), self.sha.encode())
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        count = 3 + keys + len(self.args)
+        self.head = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n%d\r\n" % (count, self.sha.encode(), keys)
 
 
-ACQUIRE = Script(
+def read_lua(package: str, name: str) -> str:
+    """The text of a file in the `lua` directory of a package."""
+    return resources.files(package).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _operation(name: str, args: str) -> Script:
+    prelude, queue, operation = (read_lua("redlease", part) for part in ("prelude", "queue", name))
+    return Script(name, args, prelude + operation.replace("--#include queue\n", queue))
+
+
+ACQUIRE = _operation(
     "acquire",
-    "ticket request place weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label",
+    "ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label",
 )
-RELEASE = Script("release", "ticket fence request tombstone_ms notify idle_ttl_ms")
-RENEW = Script("renew", "ticket fence lease_ms shorten idle_ttl_ms")
-ADOPT = Script("adopt", "ticket fence request place lease_ms refence idle_ttl_ms label")
-BEAT = Script("beat", "place waiter_lease_ms ticket idle_ttl_ms")
-RESIZE = Script("resize", "capacity idle_ttl_ms")
-INSPECT = Script("inspect", "limit")
-CHECK = Script("check", "ticket fence")
-WATCH = Script("watch", "watch_ms")
-PROBE = Script("probe", "channel")
+RELEASE = _operation("release", "ticket fence request tombstone_ms notify idle_ttl_ms")
+RENEW = _operation("renew", "ticket fence lease_ms shorten idle_ttl_ms")
+ADOPT = _operation("adopt", "ticket fence request place lease_ms refence idle_ttl_ms label")
+BEAT = _operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
+RESIZE = _operation("resize", "capacity idle_ttl_ms")
+INSPECT = _operation("inspect", "limit")
+CHECK = _operation("check", "ticket fence")
+WATCH = _operation("watch", "watch_ms")
+PROBE = Script("probe", "channel", read_lua("redlease", "probe"))
 SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, RESIZE, INSPECT, CHECK, WATCH)
 
 
@@ -112,23 +117,21 @@ class Resource:
 
     __slots__ = ("_heads", "_keys", "name", "state_key")
 
+    PARTS: ClassVar[tuple[str, ...]] = ("state", "holders", "queue", "waiters")
+
     def __init__(self, prefix: str, name: str) -> None:
         checked_text("resource name", name, NAME_BYTES_MAX)
-        base = f"{prefix}:{{{escape(name)}}}".encode()
-        size = len(base)
+        base = f"{prefix}:{{{escape(name)}}}:"
         self.name = name
-        self.state_key = base + b":state"
-        self._keys = b"$%d\r\n%b:state\r\n$%d\r\n%b:holders\r\n$%d\r\n%b:queue\r\n$%d\r\n%b:waiters\r\n" % (
-            *(size + 6, base, size + 8, base),
-            *(size + 6, base, size + 8, base),
-        )
+        self.state_key = (base + self.PARTS[0]).encode()
+        self._keys = pack(*(base + part for part in self.PARTS))
         self._heads: dict[Script, bytes] = {}
 
     @property
     def keys(self) -> list[str]:
-        """Its four keys, in the order in which every call declares them."""
-        base = self.state_key.decode().removesuffix("state")
-        return [base + part for part in ("state", "holders", "queue", "waiters")]
+        """Its keys, in the order in which every call declares them."""
+        base = self.state_key.decode().removesuffix(self.PARTS[0])
+        return [base + part for part in self.PARTS]
 
     @property
     def watch_channel(self) -> str:
@@ -157,13 +160,15 @@ class Terms(NamedTuple):
 class Ask(NamedTuple):
     """One acquire request in the terms of its primitive.
 
-    `request` tells the copies of one request from a later request with the same ticket.
+    `request` tells the copies of one request from a later request with the same ticket. `arrival` is the sequence that
+    the request once had in the queue and takes again, should it have to queue anew; 0: it comes last.
     """
 
     ticket: str
     request: str
     weight: int
     label: str
+    arrival: int = 0
 
 
 def label(owner: str, metadata: dict[str, str]) -> str:
@@ -178,7 +183,9 @@ def _plain_label(owner: str) -> str:
 
 def acquire_tail(ask: Ask, terms: Terms, place: str, waiter_lease_ms: int) -> bytes:
     """The arguments of an acquire; with a waiter lease of 0 it never queues."""
-    return pack(ask.ticket, ask.request, place) + _terms_tail(ask.weight, terms, waiter_lease_ms, ask.label)
+    return pack(ask.ticket, ask.request, place, ask.arrival) + _terms_tail(
+        ask.weight, terms, waiter_lease_ms, ask.label
+    )
 
 
 @lru_cache(maxsize=256)
@@ -269,59 +276,6 @@ def _read_waiters(queued: list[Any]) -> Iterator[Waiter]:
 
 
 # What the user may pass
-
-
-def checked_text(what: str, text: str, bytes_max: int) -> str:
-    """The text, or ValueError when it is empty or too long."""
-    if not isinstance(text, str) or not text:
-        raise ValueError(f"the {what} must be a string that is not empty, not {text!r}")
-    if len(text) * 4 > bytes_max or not text.isascii():
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise ValueError(f"the {what} {text[:40]!r} can not be written as UTF-8") from None
-        if size > bytes_max:
-            raise ValueError(f"the {what} {text[:40]!r}... has {size} bytes; {bytes_max} are allowed")
-    return text
-
-
-def checked_prefix(prefix: str) -> str:
-    """The prefix, or ValueError when it would break a key's hash tag or the name of a channel."""
-    checked_text("prefix", prefix, PREFIX_BYTES_MAX)
-    if re.search(r"[\s{}|\x00-\x1f\x7f]", prefix):
-        raise ValueError(f"the prefix must have no spaces, braces, bars or control characters, not {prefix!r}")
-    return prefix
-
-
-def checked_count(what: str, count: int, low: int = 1) -> int:
-    """The count, or ValueError when it is no whole number from `low` to 2**31 - 1."""
-    if type(count) is not int or not low <= count <= CAPACITY_MAX:
-        raise ValueError(f"{what} must be a whole number from {low} to {CAPACITY_MAX}, not {count!r}")
-    return count
-
-
-def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
-    """The metadata, or ValueError when it is not a small mapping of strings to strings."""
-    if metadata is None:
-        return {}
-    if not isinstance(metadata, dict) or not all(
-        isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()
-    ):
-        raise ValueError(f"metadata maps strings to strings, not {metadata!r}")
-    if sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items()) > METADATA_BYTES_MAX:
-        raise ValueError(f"metadata may have {METADATA_BYTES_MAX} bytes in all")
-    return dict(metadata)
-
-
-def milliseconds(what: str, duration: float | timedelta, low: int = 0) -> int:
-    """A duration in seconds or a timedelta as whole ms, rounded up; ValueError when below `low` or over a year."""
-    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or math.isnan(seconds):
-        raise ValueError(f"{what} must be seconds or a timedelta, not {duration!r}")
-    if not low <= seconds * 1000 <= DURATION_MS_MAX:
-        bounds = f"from {low / 1000:g} s to {DURATION_MS_MAX // 1000:,} s"
-        raise ValueError(f"{what} must be {bounds}, not {duration!r}")
-    return math.ceil(round(seconds * 1000, 6))
 
 
 def changed_terms(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ class Child:
 
     def pause(self) -> None:
         """Stop it with SIGSTOP."""
-        self.process.send_signal(signal.SIGSTOP)
+        freeze(self.process.pid)
 
     def resume(self) -> None:
         """Let it go on."""
@@ -47,14 +48,18 @@ class Child:
         self.process.send_signal(signal.SIGINT)
 
 
+def freeze(pid: int) -> None:
+    """Stop a child process with SIGSTOP, and return when it has stopped: its other threads run on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+
+
 @contextlib.asynccontextmanager
-async def child(what: str, url: str, **options: Any) -> AsyncIterator[Child]:
-    """Start a process that does `what`, one of the functions below, and end it with the block."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, __file__, what, url, json.dumps(options)), stdout=asyncio.subprocess.PIPE
-    )
+async def running(*command: str, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a program whose output is read here, and kill it with the block, if it has not ended before."""
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, **options)
     try:
-        yield Child(process)
+        yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -64,9 +69,17 @@ async def child(what: str, url: str, **options: Any) -> AsyncIterator[Child]:
         transport.close()
 
 
+@contextlib.asynccontextmanager
+async def child(what: str, url: str, **options: Any) -> AsyncIterator[Child]:
+    """Start a process that does `what`, one of the functions below, and end it with the block."""
+    async with running(sys.executable, __file__, what, url, json.dumps(options)) as process:
+        yield Child(process)
+
+
 def say(event: str, **details: Any) -> None:
-    """Tell the test."""
-    print(json.dumps({"event": event, **details}), flush=True)  # noqa: T201
+    """Tell the test; a line is written whole, whichever threads say something at once."""
+    sys.stdout.write(json.dumps({"event": event, **details}) + "\n")
+    sys.stdout.flush()
 
 
 async def hold(client: Redlease, ticket: str | None = None) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redlease import NotReplicated, RedleaseError, wire
+from redlease import NotReplicated, RedleaseError, limits, wire
 
 from proxy import Framer
 
@@ -88,22 +88,22 @@ def test_a_label_is_json(owner: str, said: dict[str, str]) -> None:
 @given(st.floats(0.01, 1e6))
 def test_durations_are_rounded_up(seconds: float) -> None:
     """A duration is never shorter than asked for, and less than a millisecond longer."""
-    ms = wire.milliseconds("lease", seconds, 10)
+    ms = limits.milliseconds("lease", seconds, 10)
     assert -1e-5 <= ms - seconds * 1000 < 1
 
 
 @given(st.integers(10, 10**9))
 def test_whole_milliseconds_stay_what_they_are(ms: int) -> None:
     """No rounding error makes 0.3 s 301 ms, as float or as timedelta."""
-    assert wire.milliseconds("lease", ms / 1000, 10) == ms
-    assert wire.milliseconds("lease", timedelta(milliseconds=ms), 10) == ms
+    assert limits.milliseconds("lease", ms / 1000, 10) == ms
+    assert limits.milliseconds("lease", timedelta(milliseconds=ms), 10) == ms
 
 
 @pytest.mark.parametrize("duration", [-0.001, math.nan, math.inf, -math.inf, True, None, "1", timedelta(-1), 10**12])
 def test_wrong_durations(duration: Any) -> None:
     """What is no duration is refused by its name."""
     with pytest.raises(ValueError, match="timeout"):
-        wire.milliseconds("timeout", duration)
+        limits.milliseconds("timeout", duration)
 
 
 @given(st.text(max_size=400))
@@ -114,10 +114,10 @@ def test_texts_are_counted_in_bytes(text: str) -> None:
     except UnicodeEncodeError:
         return
     if 1 <= size <= 256:
-        assert wire.checked_text("ticket", text, 256) == text
+        assert limits.checked_text("ticket", text, 256) == text
     else:
         with pytest.raises(ValueError, match="ticket"):
-            wire.checked_text("ticket", text, 256)
+            limits.checked_text("ticket", text, 256)
 
 
 @given(st.sampled_from("cl"), st.integers(0, 2**31), st.text(min_size=1, max_size=20))

@@ -1,13 +1,14 @@
 -- acquire: asks for a permit; a repeated request finds its permit, with its lease full again, or its place.
 -- KEYS: state holders queue waiters
--- ARGV: tag ticket request place weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label
---       (waiter_lease_ms 0: never queue; max_waiters -1: no bound)
+-- ARGV: tag ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label
+--       (arrival: the sequence it once had, to be queued by it again, 0: it comes last; waiter_lease_ms 0: never queue;
+--       max_waiters -1: no bound)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more}
 --        {tag, BUSY, more} {tag, FULL, waiting, more} {tag, MISFIT, capacity} {tag, OTHER_WEIGHT, weight} {tag, WITHDRAWN} {tag, LAPSED}
 -- Cost: O(log n) with n holders and waiters, and for each of at most 100 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local weight, lease, wanted, idle, label = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[10]), ARGV[11]
+local weight, lease, wanted, idle, label = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[11]), ARGV[12]
 
 read(ticket)
 if tombstones > now and call('ZSCORE', waiters, '!' .. request) then return {tag, WITHDRAWN} end
@@ -30,7 +31,7 @@ local ahead = call('ZCARD', queue)
 if ahead == 0 and not record and used + weight <= capacity then return grant() end
 
 --#include queue
-local waiter_lease, most = tonumber(ARGV[8]), tonumber(ARGV[9])
+local waiter_lease, most, arrival = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[5])
 local deadline = now + waiter_lease
 
 -- The last reads before the first write: from here on no key can turn out to be of a wrong type.
@@ -105,6 +106,10 @@ if wait == 0 or used < capacity or was_capacity ~= capacity or (record and not q
   ahead, wait = call('ZCARD', queue), soonest()
 end
 
+if arrival > 0 and not queued_since then -- it counts from where it stood: of those who wait some came after it
+  ahead = call('ZCOUNT', queue, '-inf', format('(%d', arrival))
+end
+
 if queued_since then
   ahead = call('ZRANK', queue, ticket)
   if not ahead then -- granted just now
@@ -113,7 +118,7 @@ if queued_since then
   end
 elseif ahead == 0 and used + weight <= capacity then
   return grant()
-elseif waiter_lease > 0 and most >= 0 and ahead >= most then
+elseif waiter_lease > 0 and arrival == 0 and most >= 0 and ahead >= most then
   -- Only live waiters count; dead ones that are not at the head are still in the queue.
   for _, other in ipairs(call('ZRANGE', queue, 0, math.min(most, 10 * BATCH))) do
     local _, _, _, _, its_place = parse(call('HGET', state, 't' .. other) or '')
@@ -127,12 +132,12 @@ elseif waiter_lease > 0 and most >= 0 and ahead >= most then
 end
 if waiter_lease == 0 then return {tag, BUSY, more} end
 
-local its_sequence = sequence + 1
+local its_sequence = arrival > 0 and arrival or sequence + 1
 if queued_since then
   its_sequence = tonumber(call('ZSCORE', queue, ticket))
 else
   call('ZADD', queue, format('%d', its_sequence), ticket)
-  set('s', format('%d', its_sequence))
+  set('s', format('%d', math.max(sequence, its_sequence)))
   local new_place = call('ZADD', waiters, format('%d', deadline), place) == 1
   if new_place then call('ZREMRANGEBYSCORE', waiters, '-inf', format('%d', now - FORGET_MS)) end
   new_waiter = new_place or ahead == 0

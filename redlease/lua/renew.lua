@@ -2,16 +2,16 @@
 -- KEYS: state holders queue waiters
 -- ARGV: tag ticket fence lease_ms shorten idle_ttl_ms
 --       (shorten 1: the lease may end earlier than before, "told" if whoever holds it is to hear of that; 0: never)
--- Reply: {tag, deadline, capacity}; deadline 0 when the permit is no longer held
+-- Reply: {tag, deadline, capacity, waiting}; deadline 0 when the permit is no longer held
 -- Cost: O(log n).
 local tag, ticket, its_fence, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local shorten, idle = ARGV[5], tonumber(ARGV[6])
 
 read(ticket)
-if not record then return {tag, 0, capacity} end
+if not record then return {tag, 0, capacity, 0} end
 local weight, held_fence, its_lease, since, place, request, label = parse(record)
 local was_until = held_fence == its_fence and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
-if was_until <= now then return {tag, 0, capacity} end
+if was_until <= now then return {tag, 0, capacity, 0} end
 local deadline = shorten ~= '0' and now + lease or math.max(was_until, now + lease)
 if was_until > deadline then
 --#include queue
@@ -24,4 +24,4 @@ if tonumber(its_lease) ~= lease then
   set('t' .. ticket, format('%d %s %d %s %s %s %s', weight, held_fence, lease, since, place, request, label))
 end
 if size > 2 or expires < math.max(now + idle, deadline) then settle(deadline, idle) end
-return {tag, deadline, capacity}
+return {tag, deadline, capacity, call('ZCARD', queue)}

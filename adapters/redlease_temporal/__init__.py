@@ -1,0 +1,77 @@
+"""Locks and semaphores for Temporal workflows: the words of `redlease`, safe in the workflow sandbox.
+
+Workflow code imports from here; the worker and the client take their plugin from `redlease_temporal.worker`.
+"""
+
+from __future__ import annotations
+
+from temporalio.exceptions import ApplicationError
+
+from redlease import limits
+from redlease.models import Permit, Snapshot, Waiter
+
+from .calls import Terms
+from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable, Withdrawn
+from .hold import Hold
+from .primitives import Duration, Lock, Semaphore, misuse
+
+__all__ = [
+    "AcquireTimeout",
+    "Hold",
+    "LeaseLost",
+    "Lock",
+    "LockError",
+    "Permit",
+    "QueueFull",
+    "Semaphore",
+    "Snapshot",
+    "Unavailable",
+    "Waiter",
+    "Withdrawn",
+    "lock",
+    "semaphore",
+]
+
+
+def _terms(name: str, capacity: int, lease: Duration, max_waiters: int | None, backend: str) -> Terms:
+    if backend != "redis":
+        message = f"backend must be 'redis', not {backend!r}"
+        raise ApplicationError(message, type="ValueError", non_retryable=True)
+    return Terms(
+        misuse(limits.checked_text, "resource name", name, limits.NAME_BYTES_MAX),
+        misuse(limits.checked_count, "capacity", capacity),
+        misuse(limits.milliseconds, "lease", lease, limits.LEASE_MS_MIN),
+        None if max_waiters is None else misuse(limits.checked_count, "max_waiters", max_waiters, 0),
+    )
+
+
+def lock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, backend: str = "redis") -> Lock:
+    """The lock of that name: a semaphore of capacity 1.
+
+    Args:
+        name: Of the resource, at most 512 bytes. Services that use `redlease` with the same Redis share it.
+        lease: How long a permit stays valid without renewal.
+        max_waiters: `QueueFull` is raised at once when so many wait.
+        backend: What keeps it: "redis".
+    """
+    return Lock(_terms(name, 1, lease, max_waiters, backend))
+
+
+def semaphore(
+    name: str,
+    capacity: int,
+    *,
+    lease: Duration = 30.0,
+    max_waiters: int | None = None,
+    backend: str = "redis",
+) -> Semaphore:
+    """The semaphore of that name.
+
+    Args:
+        name: Of the resource, at most 512 bytes. Services that use `redlease` with the same Redis share it.
+        capacity: Units that may be held at once. A value that differs from the one last declared replaces it.
+        lease: How long a permit stays valid without renewal.
+        max_waiters: `QueueFull` is raised at once when so many wait.
+        backend: What keeps it: "redis".
+    """
+    return Semaphore(_terms(name, capacity, lease, max_waiters, backend))

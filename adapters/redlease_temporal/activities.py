@@ -1,0 +1,99 @@
+"""The library's activities, bound to the relay of the worker's process."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from redlease import RedleaseError, Unavailable
+from redlease.models import Permit, Snapshot
+
+from . import calls
+from .errors import failure
+from .relay import Relay
+
+T = TypeVar("T")
+
+
+async def _told(work: Awaitable[T]) -> T:
+    """What the work returns, or its error as the failure of an activity."""
+    try:
+        return await work
+    except TimeoutError:
+        raise ApplicationError("Redis did not answer in time", type="Unavailable") from None
+    except Unavailable as error:
+        raise failure(error, retryable=True) from error
+    except (RedleaseError, ValueError) as error:
+        raise failure(error) from error
+
+
+class Activities:
+    """What workflow code calls.
+
+    The local ones run in the worker that runs the workflow, wait for Redis less than a second, and are tried once. The
+    remote ones run on the internal worker and are tried until they succeed.
+    """
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+
+    @property
+    def local(self) -> list[Callable[..., Any]]:
+        """For workers that run workflows."""
+        return [self.enqueue, self.release, self.renew, self.adopt, self.check, self.inspect]
+
+    @property
+    def remote(self) -> list[Callable[..., Any]]:
+        """For the internal worker."""
+        return [self.wait, self.release_later]
+
+    @activity.defn(name=calls.ENQUEUE)
+    async def enqueue(self, wish: calls.Wish) -> calls.Standing:
+        """Queues a request."""
+        return await _told(self._relay.enqueue(wish))
+
+    @activity.defn(name=calls.WAIT)
+    async def wait(self, wish: calls.Wish) -> Permit:
+        """Keeps a place in the queue; completed by a relay once it is granted, and uses no slot until then."""
+        await _told(self._relay.wait(wish, activity.info().task_token))
+        _complete_later()
+
+    @activity.defn(name=calls.RELEASE)
+    async def release(self, giving: calls.Giving) -> calls.Released:
+        """Takes a ticket out, as far as Redis can be reached at once."""
+        return await _told(self._relay.release(giving))
+
+    @activity.defn(name=calls.RELEASE_LATER)
+    async def release_later(self, giving: calls.Giving) -> calls.Released:
+        """Takes a ticket out, tried until Redis can be reached."""
+        released = await _told(self._relay.release(giving, patience_ms=5000))
+        if released.pending:
+            raise ApplicationError("Redis could not be reached to release it", type="Unavailable")
+        return released
+
+    @activity.defn(name=calls.RENEW)
+    async def renew(self, renewing: calls.Renewing) -> Permit:
+        """Gives a permit a new lease."""
+        return await _told(self._relay.renew(renewing))
+
+    @activity.defn(name=calls.ADOPT)
+    async def adopt(self, adopting: calls.Adopting) -> Permit:
+        """Takes over a permit for this run."""
+        return await _told(self._relay.adopt(adopting))
+
+    @activity.defn(name=calls.CHECK)
+    async def check(self, checking: calls.Checking) -> bool:
+        """Whether a permit is held now."""
+        return await _told(self._relay.held(checking.terms.resource, checking.ticket, checking.fence))
+
+    @activity.defn(name=calls.INSPECT)
+    async def inspect(self, inspecting: calls.Inspecting) -> Snapshot:
+        """Looks at a resource."""
+        return await _told(self._relay.inspect(inspecting))
+
+
+def _complete_later() -> NoReturn:
+    activity.raise_complete_async()

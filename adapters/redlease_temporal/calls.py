@@ -1,0 +1,150 @@
+"""What crosses between workflow code and the library's activities: their names, arguments and results.
+
+These shapes stand in users' histories: they may get new fields with defaults, and lose or change none. All are plain
+dataclasses of JSON-native fields, which every data converter carries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from redlease.models import Permit
+
+OnClose = Literal["release", "lease"]
+
+# Local activities, run by the worker that runs the workflow.
+ENQUEUE = "redlease.enqueue"
+RELEASE = "redlease.release"
+RENEW = "redlease.renew"
+ADOPT = "redlease.adopt"
+CHECK = "redlease.check"
+INSPECT = "redlease.inspect"
+# Remote ones, run by the plugin's internal worker.
+WAIT = "redlease.wait"
+RELEASE_LATER = "redlease.release_later"
+
+LOST_SIGNAL = "redlease.lost"
+HEADER = "redlease"
+
+SHAPE = 1  # of the commands that an acquire makes; workflow code branches on the one that its history began with
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a primitive says of its resource."""
+
+    resource: str
+    capacity: int
+    lease_ms: int
+    max_waiters: int | None = None
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One acquire request.
+
+    Attributes:
+        chain: The first run of the chain of runs that asks.
+        event_id: How long the history was when it was asked: what records the grant comes later.
+        local_id: The id of the local activity whose marker records a grant that came at once.
+        wait_id: The id of the remote activity whose completion records a grant that had to be waited for.
+        keep: Whether the permit is renewed while the run is open.
+        queue: Whether it may wait.
+    """
+
+    terms: Terms
+    ticket: str
+    chain: str
+    event_id: int
+    local_id: str
+    wait_id: str
+    weight: int = 1
+    owner: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    keep: bool = True
+    queue: bool = True
+    on_close: OnClose = "release"
+    max_hold_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How an acquire stands: granted, or queued with so many ahead (None: Redis did not answer in time)."""
+
+    permit: Permit | None = None
+    ahead: int | None = None
+    shape: int = SHAPE
+
+
+@dataclass(frozen=True)
+class Giving:
+    """A ticket to be taken out: as holder with that fence, or whatever it is. `administrative`: whoever's it is."""
+
+    terms: Terms
+    ticket: str
+    fence: int | None = None
+    administrative: bool = False
+
+
+@dataclass(frozen=True)
+class Released:
+    """Whether a live permit or place was taken out. `pending`: Redis was away, and it is still to be done."""
+
+    released: bool
+    pending: bool = False
+
+
+@dataclass(frozen=True)
+class Renewing:
+    """A permit that is to have a lease of that length from now on."""
+
+    terms: Terms
+    permit: Permit
+    lease_ms: int
+
+
+@dataclass(frozen=True)
+class Adopting:
+    """A permit that a run takes over. `refence` None: a new fence unless it comes from the same chain of runs."""
+
+    terms: Terms
+    permit: Permit
+    wish: Wish
+    refence: bool | None = None
+
+
+@dataclass(frozen=True)
+class Checking:
+    """A permit that is looked up."""
+
+    terms: Terms
+    ticket: str
+    fence: int
+
+
+@dataclass(frozen=True)
+class Inspecting:
+    """A look at a resource."""
+
+    terms: Terms
+    limit: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What the signal of a lost permit says."""
+
+    resource: str
+    ticket: str
+    fence: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A permit without which an activity must not begin."""
+
+    resource: str
+    ticket: str
+    fence: int

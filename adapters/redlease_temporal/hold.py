@@ -1,0 +1,208 @@
+"""A permit that a workflow run holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+
+from redlease.models import Permit
+
+from .calls import Guard
+from .errors import LeaseLost
+from .run import Run, begin_guarding
+
+T = TypeVar("T")
+OnLost = Literal["cancel", "signal"]
+
+
+async def to_its_end(work: Awaitable[T]) -> T:
+    """Awaits something that cancelling the task does not end; the cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except Exception:  # noqa: BLE001, S110  it is raised below
+            pass
+    if cancelled is not None:
+        task.exception()  # seen
+        raise cancelled
+    return task.result()
+
+
+def lease_lost(guard: Guard, why: str) -> LeaseLost:
+    """The error for a permit that is no longer held."""
+    message = (
+        f"resource {guard.resource!r}: permit {guard.ticket!r} (fence {guard.fence}) is no longer held: {why}. "
+        "Stop the work that needs it, or acquire again"
+    )
+    return LeaseLost(message, resource=guard.resource, ticket=guard.ticket)
+
+
+class Hold:
+    """A permit that this run holds: renewed by relays as long as the run is open, without an event in its history.
+
+    As `async with` block it releases the permit at the end. If the permit is lost meanwhile, the task that entered the
+    block is cancelled and `LeaseLost` is raised from the block (`on_lost="cancel"`), or only `lost` tells of it
+    (`on_lost="signal"`). Activities begun inside do not run once it is lost. Its local `lost` and `check()` know what
+    the run has been told; `await pool.check(permit)` asks Redis.
+    """
+
+    def __init__(self, run: Run, permit: Permit, release: Callable[[Permit], Awaitable[bool]], on_lost: OnLost) -> None:
+        self.permit = permit
+        self.lost = False
+        self._run = run
+        self._release = release
+        self._on_lost = on_lost
+        self._why = ""
+        self._ended = False
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._cancelled = False
+        run.holds[permit.resource, permit.ticket] = self
+        begin_guarding(self)
+
+    @property
+    def fence(self) -> int:
+        """The fencing token."""
+        return self.permit.fence
+
+    @property
+    def guard(self) -> Guard | None:
+        """What an activity begun now needs; None once the hold is given up."""
+        return None if self._ended else Guard(self.permit.resource, self.permit.ticket, self.permit.fence)
+
+    def check(self) -> None:
+        """Raises `LeaseLost` if the run knows that the permit is no longer held."""
+        if self._ended:
+            raise self._loss("it was released or detached here")
+        if self.lost:
+            raise self._loss(self._why)
+
+    async def wait_lost(self) -> bool:
+        """Returns True when the permit is lost, False when it was released or detached before that."""
+        await workflow.wait_condition(lambda: self.lost or self._ended)
+        return self.lost
+
+    async def release(self) -> bool:
+        """Gives the permit back; whether it was held until now. Survives cancellation; may be called again."""
+        if self.lost or self._ended:
+            return False
+        self._end()
+        return await to_its_end(self._release(self.permit))
+
+    def detach(self) -> Permit:
+        """Keeps the permit past the block, for the run that this one is continued as: `await pool.adopt(permit)`.
+
+        It is renewed while this run is open, and after `continue_as_new` for the plugin's `adopt_window`.
+
+        Raises:
+            LeaseLost: It is no longer held.
+        """
+        self.check()
+        self._end()
+        return self.permit
+
+    def lose(self, why: str) -> None:
+        """A relay says that it is lost."""
+        if self.lost or self._ended:
+            return
+        self.lost, self._why = True, why
+        workflow.metric_meter().create_counter("redlease_lost", "Permits lost while held").add(1)
+        if self._on_lost == "cancel" and self._task is not None and not self._task.done():
+            self._cancelled = True
+            self._task.cancel(f"redlease: {why}")
+
+    def _end(self) -> None:
+        self._ended = True
+        self._run.holds.pop((self.permit.resource, self.permit.ticket), None)
+
+    def _loss(self, why: str) -> LeaseLost:
+        return lease_lost(Guard(self.permit.resource, self.permit.ticket, self.permit.fence), why)
+
+    # The block
+
+    async def __aenter__(self) -> Self:
+        self.enter()
+        return self
+
+    def enter(self) -> None:
+        """This task runs the body: it is the one to cancel."""
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if not self._ended and self._says_lost(error):
+            self.lost, self._why = True, "an activity that was begun under it was not let run"
+        cancelled_here = self._take_back_cancel(task, error)
+        if not self.lost and not self._ended and _ends_the_body(error):
+            await self.release()
+        if self.lost and not self._ended:
+            self._end()
+            if self._on_lost == "cancel" or self._says_lost(error):
+                self._raise_loss(error, cancelled_here=cancelled_here)
+
+    def _says_lost(self, error: BaseException | None) -> bool:
+        """Whether the body ended because an activity was refused for want of this permit."""
+        cause = error.cause if isinstance(error, ActivityError) else None
+        return (
+            isinstance(cause, ApplicationError)
+            and cause.type == LeaseLost.__name__
+            and tuple(cause.details) == (self.permit.resource, self.permit.ticket)
+        )
+
+    def _take_back_cancel(self, task: asyncio.Task[Any] | None, error: BaseException | None) -> bool:
+        """Undoes the cancellation that a loss has asked for; whether the error that ends the body is just that one."""
+        current = asyncio.current_task()
+        if current is None or current is not task or not self._cancelled:
+            return False
+        self._cancelled = False
+        only_ours = current.uncancel() <= self._cancelling
+        return only_ours and error is not None and is_cancelled_exception(error)
+
+    def _raise_loss(self, error: BaseException | None, *, cancelled_here: bool) -> None:
+        loss = self._loss(self._why)
+        if error is None or cancelled_here or self._says_lost(error):
+            raise loss from error
+        if not isinstance(error, LeaseLost):
+            error.add_note(f"redlease: {loss}")
+
+
+def _ends_the_body(error: BaseException | None) -> bool:
+    """Whether workflow code goes on from here; a run that is taken out of memory does not."""
+    return error is None or isinstance(error, Exception | asyncio.CancelledError | workflow.ContinueAsNewError)
+
+
+class HoldRequest:
+    """What `hold(...)` returns: `await` it for a `Hold`, or enter it as a block."""
+
+    def __init__(self, acquire: Callable[[], Awaitable[Hold]]) -> None:
+        self._acquire = acquire
+        self._hold: Hold | None = None
+
+    def __await__(self) -> Generator[Any, None, Hold]:
+        return self._acquire().__await__()
+
+    async def __aenter__(self) -> Hold:
+        if self._hold is not None:
+            raise RuntimeError("this hold() is entered already: call hold() again for another permit")
+        self._hold = await self._acquire()
+        self._hold.enter()
+        return self._hold
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            await hold.__aexit__(kind, error, traceback)

@@ -1,0 +1,132 @@
+"""Where the library meets users' workflows and activities.
+
+Workflow side: the state of a run is set at each entry, the signal of a lost permit is taken before any handler of the
+user's, and the permits that a call is made under go into its headers. Activity side: an activity that was begun under
+a permit does not run unless that is still held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from temporalio import activity, workflow
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import (
+    ActivityInboundInterceptor,
+    ExecuteActivityInput,
+    ExecuteWorkflowInput,
+    HandleSignalInput,
+    HandleUpdateInput,
+    Interceptor,
+    StartActivityInput,
+    StartChildWorkflowInput,
+    StartLocalActivityInput,
+    WorkflowInboundInterceptor,
+    WorkflowInterceptorClassInput,
+    WorkflowOutboundInterceptor,
+)
+
+from redlease import RedleaseError
+
+from . import calls
+from .errors import LeaseLost, failure
+from .relay import Relay
+from .run import Run, enter, read_guards, with_guards
+
+OWN = "redlease."  # what the names of the library's own activities begin with
+
+
+class RelayInterceptor(Interceptor):
+    """The interceptor of a worker. `relay` is None where only histories are replayed."""
+
+    def __init__(self, relay: Relay | None, task_queue: str, wait_attempt_s: float) -> None:
+        self._relay = relay
+        self._new_run: Callable[[], Run] = lambda: Run(task_queue, wait_attempt_s)
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002
+        return next if self._relay is None else _GuardedActivities(next, self._relay)
+
+    def workflow_interceptor_class(self, _: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:
+        return type("LockedWorkflow", (_LockedWorkflow,), {"new_run": staticmethod(self._new_run)})
+
+
+class _LockedWorkflow(WorkflowInboundInterceptor):
+    new_run: Callable[[], Run]
+
+    def init(self, outbound: WorkflowOutboundInterceptor) -> None:
+        self._run = self.new_run()
+        super().init(_Guarding(outbound))
+
+    async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002
+        self._run.inherited = read_guards(input.headers)
+        enter(self._run)
+        workflow.set_signal_handler(calls.LOST_SIGNAL, self._run.on_lost)
+        return await super().execute_workflow(input)
+
+    async def handle_signal(self, input: HandleSignalInput) -> None:  # noqa: A002
+        enter(self._run)
+        # Before the handler above stands, a dynamic one of the user's would get this signal.
+        if input.signal == calls.LOST_SIGNAL:
+            self._run.on_lost(_lost_of(input.args))
+        else:
+            await super().handle_signal(input)
+
+    async def handle_update_handler(self, input: HandleUpdateInput) -> Any:  # noqa: A002
+        enter(self._run)
+        return await super().handle_update_handler(input)
+
+
+def _lost_of(args: Any) -> calls.Lost:
+    """What the signal says, as the kind of handler that is set has got it."""
+    if isinstance(args[0], calls.Lost):
+        return args[0]
+    value = args[1]  # a dynamic handler gets the name first, and then raw values, or in the old style the values
+    if isinstance(value, dict):
+        return calls.Lost(**value)
+    return workflow.payload_converter().from_payload(value[0].payload, calls.Lost)
+
+
+class _Guarding(WorkflowOutboundInterceptor):
+    def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
+        if not input.activity.startswith(OWN):
+            input.headers = with_guards(input.headers)
+        return super().start_activity(input)
+
+    def start_local_activity(self, input: StartLocalActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
+        if not input.activity.startswith(OWN):
+            input.headers = with_guards(input.headers)
+        return super().start_local_activity(input)
+
+    async def start_child_workflow(self, input: StartChildWorkflowInput) -> workflow.ChildWorkflowHandle[Any, Any]:  # noqa: A002
+        # A child that is to outlive its parent's run is not meant to end with its parent's permit.
+        if input.parent_close_policy != workflow.ParentClosePolicy.ABANDON:
+            input.headers = with_guards(input.headers)
+        return await super().start_child_workflow(input)
+
+
+class _GuardedActivities(ActivityInboundInterceptor):
+    def __init__(self, next: ActivityInboundInterceptor, relay: Relay) -> None:  # noqa: A002
+        super().__init__(next)
+        self._relay = relay
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002
+        guards = read_guards(input.headers)
+        if guards:
+            await asyncio.gather(*(self._check(guard) for guard in guards))
+        return await self.next.execute_activity(input)
+
+    async def _check(self, guard: calls.Guard) -> None:
+        try:
+            held = await self._relay.held(guard.resource, guard.ticket, guard.fence)
+        except RedleaseError as error:
+            raise failure(error, retryable=True) from error
+        if not held:
+            raise ApplicationError(
+                f"resource {guard.resource!r}: the permit (fence {guard.fence}) that activity "
+                f"{activity.info().activity_type!r} was begun under is no longer held, so it did not run",
+                *(guard.resource, guard.ticket),
+                type=LeaseLost.__name__,
+                non_retryable=True,
+            )

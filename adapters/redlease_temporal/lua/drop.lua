@@ -1,0 +1,14 @@
+-- drop: a watch is over, whoever's it is; the relay that has it is told.
+-- KEYS: watches owners relays
+-- ARGV: tag relay watch channel
+--       (relay "": whoever's; otherwise only if it is that relay's)
+-- Reply: {tag, dropped, text}; text: what was written of it, "" when nothing was
+-- Cost: O(log n) with n watches.
+local tag, relay, watch = ARGV[1], ARGV[2], ARGV[3]
+local had = redis.call('HGET', KEYS[1], watch)
+local owner, text = string.match(had or '', '^(%S+) (.*)$')
+if not owner or (relay ~= '' and owner ~= relay) then return {tag, 0, text or ''} end
+redis.call('HDEL', KEYS[1], watch)
+redis.call('ZREM', KEYS[2], owner .. ' ' .. watch)
+if relay == '' then redis.pcall('PUBLISH', ARGV[4], 'gone ' .. owner .. ' ' .. watch) end
+return {tag, 1, text}

@@ -1,0 +1,221 @@
+"""What the Temporal server says of the workflow runs that permits are held for.
+
+Each look is one call; looks at one run are shared by all its watches, made seldom unless somebody waits for what the
+run holds, and never more than so many a second in all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
+from typing import NamedTuple
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.api.workflowservice.v1 import (
+    DescribeWorkflowExecutionRequest,
+    GetWorkflowExecutionHistoryReverseRequest,
+)
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from redlease import clock
+
+logger = logging.getLogger("redlease.temporal")
+
+SELDOM_MS, OFTEN_MS = 10_000.0, 1_000.0  # how often a run is looked at: while nobody waits for what it holds, and then
+PAGE = 200  # events a call
+CHAIN_MAX = 20  # successors followed in one look
+
+
+class Fate(Enum):
+    """How a run stands."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    CONTINUED = "continued"  # as a new run, which is open
+    RESET = "reset"  # to a new run, which is open
+    UNKNOWN = "unknown"
+
+
+class Look(NamedTuple):
+    """What a look found: how the run stands, and the run that is open now."""
+
+    fate: Fate
+    open_run_id: str = ""
+
+
+Run = tuple[str, str]  # workflow id, run id
+
+
+@dataclass(slots=True)
+class _Entry:
+    run: Run
+    told: set[Callable[[Look], None]] = field(default_factory=set)
+    often: bool = False
+    looked_ms: float = 0.0
+    known_ms: float = 0.0  # when the server last said how it stands
+    due_ms: float = 0.0
+
+
+class Owners:
+    """The runs that somebody watches.
+
+    Args:
+        client: Of the namespace they are in.
+        most_a_second: Looks in all.
+    """
+
+    def __init__(self, client: Client, most_a_second: float) -> None:
+        self._client = client
+        self._pause_s = 1 / most_a_second
+        self._entries: dict[Run, _Entry] = {}
+        self._heap: list[tuple[float, int, Run]] = []
+        self._order = count()
+        self._changed = asyncio.Event()
+        self.looks = 0
+
+    def watch(self, run: Run, told: Callable[[Look], None]) -> None:
+        """Tells of each look at a run from now on."""
+        entry = self._entries.get(run)
+        if entry is None:
+            now_ms = clock.now_ms()
+            entry = self._entries[run] = _Entry(run, looked_ms=now_ms, known_ms=now_ms)
+            self._plan(entry)
+        entry.told.add(told)
+
+    def unwatch(self, run: Run, told: Callable[[Look], None]) -> None:
+        """Ends one `watch`."""
+        entry = self._entries.get(run)
+        if entry is not None:
+            entry.told.discard(told)
+            if not entry.told:
+                del self._entries[run]
+
+    def look_often(self, run: Run, *, often: bool) -> None:
+        """Somebody waits for what the run holds, or no longer does."""
+        entry = self._entries.get(run)
+        if entry is not None and entry.often != often:
+            entry.often = often
+            self._plan(entry)
+
+    def unknown_ms(self, run: Run) -> float:
+        """For how long the server has not said how the run stands."""
+        entry = self._entries.get(run)
+        return 0.0 if entry is None else max(0.0, entry.looked_ms - entry.known_ms)
+
+    def _plan(self, entry: _Entry) -> None:
+        entry.due_ms = entry.looked_ms + (OFTEN_MS if entry.often else SELDOM_MS)
+        heapq.heappush(self._heap, (entry.due_ms, next(self._order), entry.run))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Looks at whatever is due, one after the other, until it is cancelled."""
+        while True:
+            self._changed.clear()
+            wait_s = (self._heap[0][0] - clock.now_ms()) / 1000 if self._heap else None
+            if wait_s is None or wait_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), wait_s)
+                continue
+            due_ms, _, run = heapq.heappop(self._heap)
+            entry = self._entries.get(run)
+            if entry is not None and entry.due_ms == due_ms:
+                # The looks of one turn overlap: their number a second is bounded, not their time.
+                await asyncio.gather(self.look(run), asyncio.sleep(self._pause_s))
+
+    async def look(self, run: Run) -> Look:
+        """Looks at a run now, and tells everybody who watches it."""
+        look = await self._look(run)
+        entry = self._entries.get(run)
+        if entry is not None:
+            entry.looked_ms = clock.now_ms()
+            if look.fate is not Fate.UNKNOWN:
+                entry.known_ms = entry.looked_ms
+            self._plan(entry)
+            for told in tuple(entry.told):
+                told(look)
+        return look
+
+    async def _look(self, run: Run) -> Look:
+        workflow_id, run_id = run
+        fate = Fate.OPEN
+        try:
+            for _ in range(CHAIN_MAX):
+                status, reset_run_id, latest = await self._describe(workflow_id, run_id)
+                if status == WorkflowExecutionStatus.RUNNING:
+                    return Look(fate, run_id)
+                if reset_run_id:
+                    fate, run_id = Fate.RESET, reset_run_id
+                elif status == WorkflowExecutionStatus.CONTINUED_AS_NEW and latest:
+                    fate, run_id = Fate.CONTINUED, latest
+                else:
+                    return Look(Fate.CLOSED)
+        except RPCError as error:
+            if error.status == RPCStatusCode.NOT_FOUND:
+                return Look(Fate.CLOSED)
+            logger.warning("workflow %r: the Temporal server did not say how it stands: %s", workflow_id, error)
+        return Look(Fate.UNKNOWN)
+
+    async def _describe(self, workflow_id: str, run_id: str) -> tuple[WorkflowExecutionStatus, str, str]:
+        """How one run stands, the run that it was reset to, and the run that it continued as."""
+        self.looks += 1
+        execution = WorkflowExecution(workflow_id=workflow_id, run_id=run_id)
+        request = DescribeWorkflowExecutionRequest(namespace=self._client.namespace, execution=execution)
+        described = await self._client.workflow_service.describe_workflow_execution(request, retry=False)
+        status = WorkflowExecutionStatus(described.workflow_execution_info.status)
+        reset_run_id = described.workflow_extended_info.reset_run_id
+        latest = ""
+        if status == WorkflowExecutionStatus.CONTINUED_AS_NEW and not reset_run_id:
+            latest = await self._successor(workflow_id, run_id)
+        return status, reset_run_id, latest
+
+    async def _successor(self, workflow_id: str, run_id: str) -> str:
+        """The run that a run continued as, which its last event names."""
+        events = await self._last_events(workflow_id, run_id, b"", 1)
+        return events[0][0].workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+
+    async def _last_events(
+        self, workflow_id: str, run_id: str, page: bytes, size: int = PAGE
+    ) -> tuple[list[HistoryEvent], bytes]:
+        request = GetWorkflowExecutionHistoryReverseRequest(
+            namespace=self._client.namespace,
+            execution=WorkflowExecution(workflow_id=workflow_id, run_id=run_id),
+            maximum_page_size=size,
+            next_page_token=page,
+        )
+        reply = await self._client.workflow_service.get_workflow_execution_history_reverse(request, retry=False)
+        return list(reply.history.events), reply.next_page_token
+
+    async def has_recorded(self, run: Run, event_id: int, local_id: str, wait_id: str) -> bool:
+        """Whether the history of a run, past an event, has the marker of one activity or the completion of another.
+
+        Raises:
+            RPCError: The server did not say.
+        """
+        completed: set[int] = set()
+        page = b""
+        while True:
+            events, page = await self._last_events(*run, page)
+            for event in events:
+                if event.event_id <= event_id:
+                    return False
+                if event.event_type == EventType.EVENT_TYPE_MARKER_RECORDED:
+                    data = event.marker_recorded_event_attributes.details.get("data")
+                    if data is not None and any(f'"{local_id}"'.encode() in part.data for part in data.payloads):
+                        return True
+                elif event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
+                    completed.add(event.activity_task_completed_event_attributes.scheduled_event_id)
+                elif event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
+                    scheduled = event.activity_task_scheduled_event_attributes.activity_id
+                    if scheduled == wait_id and event.event_id in completed:
+                        return True
+            if not page:
+                return False

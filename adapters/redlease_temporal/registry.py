@@ -1,0 +1,159 @@
+"""The watches of all relays of a group, kept in Redis: who waits or holds on behalf of which workflow run.
+
+A group is what one relay can serve for another: one Temporal cluster and namespace, and data converters that
+understand each other. Each watch belongs to one relay; a relay that stops saying that it lives loses its watches to
+the others. What is written of a watch is all that another relay needs to go on with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+from redlease import wire
+from redlease.connection import Connection
+
+from .calls import OnClose, Terms
+
+KEEP_MS = 14 * 24 * 3600 * 1000  # how long the registry outlives the last beat of the last relay
+
+
+@dataclass(slots=True)
+class Watch:
+    """What a relay knows of one ticket, and of the workflow run that it is for.
+
+    Attributes:
+        request: Tells the copies of one run's request from those of a run that was reset to before it.
+        run_id: The run that is to have the permit.
+        chain: The first run of its chain.
+        event_id: The history up to here does not record the grant.
+        local_id: The local activity whose marker does, or
+        wait_id: the remote one whose completion does.
+        token: The task token by which the waiting activity is completed; empty when there is none (yet).
+        arrival: Its sequence in the queue, which it has again after its place lapsed; 0 when it never queued.
+        fence: Of the permit; 0 while it waits.
+        recorded: Whether the run's history has the grant.
+    """
+
+    terms: Terms
+    ticket: str
+    request: str
+    workflow_id: str
+    run_id: str
+    chain: str
+    event_id: int
+    local_id: str
+    wait_id: str
+    label: str
+    owner: str
+    weight: int = 1
+    metadata: dict[str, str] = field(default_factory=dict)
+    keep: bool = True
+    on_close: OnClose = "release"
+    max_hold_ms: int | None = None
+    token: str = ""
+    arrival: int = 0
+    fence: int = 0
+    granted_at_ms: int = 0
+    capacity: int = 0
+    recorded: bool = False
+    retry_lease_ms: int | None = None
+
+    @property
+    def id(self) -> str:
+        """Names the watch; a run that was reset has the same one."""
+        return digest(self.terms.resource, self.ticket)
+
+    def text(self) -> str:
+        """The watch as it is written."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def read(cls, text: bytes) -> Watch:
+        """The watch that was written; fields that a later release has added are left out."""
+        values = json.loads(text)
+        values["terms"] = Terms(**values["terms"])
+        return cls(**{name: value for name, value in values.items() if name in cls.__slots__})
+
+
+def digest(*parts: str) -> str:
+    """A short name for what these say together."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _script(name: str, args: str) -> wire.Script:
+    return wire.Script(name, args, wire.read_lua("redlease_temporal", name), keys=len(_Keys.PARTS))
+
+
+class _Keys(wire.Resource):
+    """The keys of a group: what is written of each watch, whose it is, and until when each relay is taken to live."""
+
+    PARTS: ClassVar[tuple[str, ...]] = ("watches", "owners", "relays")
+
+
+BEAT = _script("beat", "relay lease_ms keep_ms channel")
+CLAIM = _script("claim", "relay watch text lease_ms channel")
+PUT = _script("put", "relay watch text")
+DROP = _script("drop", "relay watch channel")
+INHERIT = _script("inherit", "relay from")
+SAY = _script("say", "channel message")
+SCRIPTS = (BEAT, CLAIM, PUT, DROP, INHERIT, SAY)
+
+
+class Beat(NamedTuple):
+    """What a beat heard."""
+
+    fresh: bool
+    soonest_ms: int
+    lapsed: list[str]
+
+
+class Registry:
+    """The registry as one relay sees it. Calls wait for Redis as long as it takes, unless `limit_ms` is given."""
+
+    def __init__(self, connection: Connection, prefix: str, group: str, relay: str) -> None:
+        self.relay = relay
+        self.channel = f"{prefix}:relays:{group}"
+        self._connection = connection
+        self._keys = _Keys(prefix, f"relays {group}")
+
+    async def beat(self, lease_ms: int, *, limit_ms: float | None = None) -> Beat:
+        """Says that this relay lives, for so long; 0: that it leaves."""
+        fresh, soonest, *lapsed = await self._call(BEAT, self.relay, lease_ms, KEEP_MS, self.channel, limit_ms=limit_ms)
+        return Beat(bool(fresh), soonest, [name.decode() for name in lapsed])
+
+    async def claim(self, watch: Watch, lease_ms: int, *, limit_ms: float | None = None) -> Watch:
+        """Makes a watch this relay's; as it was written before, if it was."""
+        values = await self._call(CLAIM, self.relay, watch.id, watch.text(), lease_ms, self.channel, limit_ms=limit_ms)
+        return Watch.read(values[0])
+
+    async def put(self, watch: Watch) -> bool:
+        """Writes down how a watch stands; False when it is no longer this relay's."""
+        return bool((await self._call(PUT, self.relay, watch.id, watch.text()))[0])
+
+    async def drop(self, watch_id: str, *, anyones: bool = False, limit_ms: float | None = None) -> Watch | None:
+        """Ends a watch; what was written of it."""
+        relay = "" if anyones else self.relay
+        _, text = await self._call(DROP, relay, watch_id, self.channel, limit_ms=limit_ms)
+        return Watch.read(text) if text else None
+
+    async def own(self) -> set[str]:
+        """The ids of the watches that are this relay's."""
+        values = await self._call(INHERIT, self.relay, self.relay)
+        return {watch_id.decode() for watch_id in values[1::2]}
+
+    async def inherit(self, lapsed: str) -> tuple[bool, Iterator[Watch]]:
+        """Takes over some watches of a relay that has lapsed, and whether there are more."""
+        more, *values = await self._call(INHERIT, self.relay, lapsed)
+        return bool(more), map(Watch.read, values[1::2])
+
+    async def say(self, message: str) -> None:
+        """Tells all relays something."""
+        await self._call(SAY, self.channel, message)
+
+    async def _call(self, script: wire.Script, *args: str | int, limit_ms: float | None = None) -> list[Any]:
+        answer = await self._connection.call(self._keys, script, *args, limit_ms=limit_ms)
+        return answer.values

@@ -1,0 +1,379 @@
+"""The relay: what a process with a worker does for the locks of workflow runs, its own and those of dead processes.
+
+It queues their requests, completes the activities that wait, renews what they hold, watches the runs, and shares all
+of that with the relays of other processes by leases in Redis. There is one relay for each client that workers use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from temporalio import activity
+from temporalio.api.workflowservice.v1 import GetClusterInfoRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from redlease import Redlease, RedleaseError, clock, limits, wire
+from redlease.connection import settles
+from redlease.hold import lease_lost
+from redlease.keeper import Leaving, Released
+from redlease.models import Permit, Snapshot
+from redlease.semaphore import GONE, Semaphore
+from redlease.waiting import Room
+
+from . import calls
+from .owners import Owners
+from .registry import SCRIPTS, Registry, Watch, digest
+from .settings import Settings
+from .watcher import Watcher
+
+logger = logging.getLogger("redlease.temporal")
+
+RELAY_LEASE_MS = (300, 3000)  # how long a silent relay is taken to live: the least, and the most
+BEATS_A_LEASE = 3
+ROUNDING_MS = 2
+LEAVE_MS = 1000.0  # the longest that a relay which ends waits for Redis
+AT_ONCE_S = 0.7  # how long a local activity waits for Redis: it has a second in all
+
+
+class Relay:
+    """One process's part in keeping the locks of a group of workflow runs.
+
+    Args:
+        temporal: The client of the workers that it serves.
+        settings: Of the plugin.
+    """
+
+    def __init__(self, temporal: Client, settings: Settings) -> None:
+        self.temporal = temporal
+        self.settings = settings
+        self.prefix = settings.prefix
+        self.name = secrets.token_hex(8)
+        self._users = 0
+        self._starting = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watchers: dict[str, Watcher] = {}
+        self._changed = asyncio.Event()
+        self._around = contextlib.AsyncExitStack()
+        # What runs as long as the relay does, the internal worker.
+        self.around: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext
+        self.client: Redlease
+        self.room: Room
+        self.registry: Registry
+        self.owners: Owners
+
+    # Life
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Runs as long as anybody uses it."""
+        async with self._starting:
+            if self._users == 0:
+                await self._start()
+            self._users += 1
+        try:
+            yield
+        finally:
+            async with self._starting:
+                self._users -= 1
+                if self._users == 0:
+                    await self._end()
+
+    async def _start(self) -> None:
+        self.client = self.settings.make_client()
+        self.room = self.client.room
+        connection = self.room.connection
+        connection.scripts = (*wire.SCRIPTS, *SCRIPTS)
+        group = digest(await self._cluster(), self.temporal.namespace, self.settings.group_of(self.temporal))
+        self.registry = Registry(connection, self.prefix, group, self.name)
+        self.owners = Owners(self.temporal, self.settings.looks_per_second)
+        self.room.watchers.add(self._changed)
+        await connection.subscribe(self.registry.channel, self._on_message)
+        connection.start()
+        self.spawn(self._beat())
+        self.spawn(self.owners.run())
+        await self._around.enter_async_context(self.around())
+
+    async def _cluster(self) -> str:
+        """What tells this Temporal cluster from others that use the same Redis."""
+        try:
+            info = await self.temporal.workflow_service.get_cluster_info(GetClusterInfoRequest())
+        except RPCError:  # it may be forbidden
+            return self.temporal.service_client.config.target_host
+        return info.cluster_id
+
+    async def _end(self) -> None:
+        """Leaves everything to the other relays, with as much time as there can be for them to take it."""
+        await self._around.aclose()
+        watchers = list(self._watchers.values())
+        for watcher in watchers:
+            watcher.stop()
+        self._watchers.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            with contextlib.suppress(RedleaseError):
+                async with asyncio.timeout(LEAVE_MS / 1000):
+                    await asyncio.gather(*(watcher.fill_lease() for watcher in watchers))
+                    await self.registry.beat(0, limit_ms=LEAVE_MS)
+        except TimeoutError:
+            logger.warning("Redis did not answer: the other relays find out by themselves that this one is gone")
+        await self.client.abandon()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Runs something until it is done or the relay ends."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a task of the relay failed", exc_info=task.exception())
+
+    # Sharing with the other relays
+
+    async def _beat(self) -> None:
+        while True:
+            self._changed.clear()
+            lease_ms = self._lease_ms()
+            wait_ms = lease_ms / BEATS_A_LEASE
+            try:
+                beat = await self.registry.beat(lease_ms)
+                if beat.fresh:
+                    await self._forget_lost()
+                for lapsed in beat.lapsed:
+                    await self._inherit(lapsed)
+                if beat.soonest_ms >= 0:
+                    wait_ms = min(wait_ms, beat.soonest_ms + ROUNDING_MS)
+            except RedleaseError as error:
+                logger.warning("the relay could not say that it lives: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_ms / 1000):
+                    await self._changed.wait()
+
+    def _lease_ms(self) -> int:
+        """Shorter than the leases it keeps, so that others can take them over in time."""
+        least, most = RELAY_LEASE_MS
+        shortest = min((watcher.watch.terms.lease_ms for watcher in self._watchers.values()), default=most * 3)
+        return max(least, min(most, shortest // 3))
+
+    async def _forget_lost(self) -> None:
+        """Stops tending what others may have taken over while this relay was silent."""
+        before = dict(self._watchers)
+        own = await self.registry.own()
+        for watch_id, watcher in before.items():
+            if watch_id not in own and self._watchers.get(watch_id) is watcher:
+                self.forget(watcher)
+
+    async def _inherit(self, lapsed: str) -> None:
+        more = True
+        while more:
+            more, watches = await self.registry.inherit(lapsed)
+            for watch in watches:
+                self.tend(Watcher(self, watch))
+
+    def _on_message(self, payload: bytes) -> None:
+        kind, *rest = payload.decode().split(" ", 1)
+        if kind == "left":
+            self._changed.set()
+        elif kind == "gone":
+            owner, watch_id = rest[0].split(" ")
+            if owner == self.name and watch_id in self._watchers:
+                self.forget(self._watchers[watch_id])
+        elif kind == "look":
+            for watcher in self._watchers.values():
+                if watcher.watch.terms.resource == rest[0] and watcher.watch.fence:
+                    watcher.stir()
+
+    # Watchers
+
+    def tend(self, watcher: Watcher) -> None:
+        """Tends a watch from now on, in place of whoever did here."""
+        before = self._watchers.get(watcher.watch.id)
+        if before is not None:
+            before.stop()
+        short = watcher.watch.terms.lease_ms // 3 < RELAY_LEASE_MS[1]
+        if short and self._lease_ms() > watcher.watch.terms.lease_ms // 3:
+            self._changed.set()
+        self._watchers[watcher.watch.id] = watcher
+        watcher.start()
+
+    def forget(self, watcher: Watcher) -> None:
+        """Tends it no longer."""
+        if self._watchers.get(watcher.watch.id) is watcher:
+            del self._watchers[watcher.watch.id]
+        watcher.stop()
+
+    def listen(self, watch: Watch, told: Callable[[wire.Message], None]) -> None:
+        """Tells of the messages about a watch's request."""
+        self.room.listeners[watch.request] = told
+
+    def unlisten(self, watch: Watch) -> None:
+        """Ends `listen`."""
+        self.room.listeners.pop(watch.request, None)
+
+    def terms(self, watch: Watch) -> wire.Terms:
+        """What is said with each request for a watch."""
+        terms, settings = watch.terms, self.settings
+        return wire.Terms(
+            *(watch.owner, terms.lease_ms, terms.capacity, settings.waiter_lease_ms, terms.max_waiters),
+            settings.idle_ttl_ms,
+        )
+
+    async def call(self, *command: Any) -> list[Any]:
+        """Calls a script on a resource, however long Redis may be away."""
+        return (await self.room.connection.call(*command, limit_ms=None)).values
+
+    async def give_back(
+        self, resource: wire.Resource, watch: Watch, *, until_ms: float | None = None, patience_ms: float = LEAVE_MS
+    ) -> Released:
+        """Takes a ticket out, so that no late copy of its request can bring it back."""
+        future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
+        ask = wire.Ask(watch.ticket, watch.request, watch.weight, "")
+        leaving = Leaving(
+            *(self.room.keeper, resource, ask, self.terms(watch)),
+            fence=watch.fence or None,
+            unsure=True,
+            until_ms=clock.now_ms() + watch.terms.lease_ms if until_ms is None else until_ms,
+            done=settles(future),
+            patience_ms=patience_ms,
+        )
+        leaving.start()
+        return await future
+
+    # What the activities ask for
+
+    def _watch(self, wish: calls.Wish) -> Watch:
+        """The watch that a request of the activity's workflow run begins with."""
+        info = activity.info()
+        workflow_id, run_id = info.workflow_id or "", info.workflow_run_id or ""
+        owner = wish.owner or _shortened(workflow_id, limits.OWNER_BYTES_MAX)
+        return Watch(
+            wish.terms,
+            wish.ticket,
+            digest(wish.terms.resource, wish.ticket, run_id),
+            *(workflow_id, run_id, wish.chain, wish.event_id, wish.local_id, wish.wait_id),
+            wire.label(owner, wish.metadata),
+            owner,
+            weight=wish.weight,
+            metadata=wish.metadata,
+            keep=wish.keep,
+            on_close=wish.on_close,
+            max_hold_ms=wish.max_hold_ms,
+        )
+
+    async def _claim(self, watch: Watch, *, limit_ms: float | None) -> Watch:
+        """Makes the watch this relay's, with what is known of an earlier copy of the request."""
+        known = await self.registry.claim(watch, RELAY_LEASE_MS[1], limit_ms=limit_ms)
+        watch.arrival = known.arrival
+        if known.request == watch.request and known.fence:
+            watch.fence, watch.granted_at_ms, watch.capacity = known.fence, known.granted_at_ms, known.capacity
+        return watch
+
+    async def enqueue(self, wish: calls.Wish) -> calls.Standing:
+        """Queues a request; how it stands. Waits for Redis less than a second."""
+        if not wish.queue:
+            return await self._try(wish)
+        async with asyncio.timeout(AT_ONCE_S):
+            watch = await self._claim(self._watch(wish), limit_ms=None)
+            watcher = Watcher(self, watch, at_once=True)
+            self.tend(watcher)
+            return await watcher.standing()
+
+    async def _try(self, wish: calls.Wish) -> calls.Standing:
+        watch = self._watch(wish)
+        permit = await self._semaphore(wish.terms).try_acquire(
+            ticket=wish.ticket, weight=wish.weight, owner=watch.owner, metadata=wish.metadata
+        )
+        return calls.Standing(permit)
+
+    async def wait(self, wish: calls.Wish, token: bytes) -> None:
+        """Sees to it that the activity with this token is completed once the request is granted."""
+        watch = await self._claim(self._watch(wish), limit_ms=LEAVE_MS)
+        watcher = Watcher(self, watch)
+        watcher.attach(token)
+        await self.registry.put(watch)
+        self.tend(watcher)
+
+    async def release(self, giving: calls.Giving, *, patience_ms: float = AT_ONCE_S * 1000) -> calls.Released:
+        """Takes a ticket out, as holder or as waiter."""
+        semaphore = self._semaphore(giving.terms)
+        try:
+            async with asyncio.timeout(patience_ms / 1000):
+                if giving.administrative:
+                    return calls.Released(await semaphore.release(giving.ticket))
+                watch_id = digest(giving.terms.resource, giving.ticket)
+                known = self._watchers.pop(watch_id, None)
+                if known is not None:
+                    known.stop()
+                await self.registry.drop(watch_id, anyones=True)
+                released = await self.give_back(
+                    wire.Resource(self.prefix, giving.terms.resource), self._leaving(giving), patience_ms=patience_ms
+                )
+        except TimeoutError:
+            return calls.Released(released=False, pending=True)
+        if isinstance(released, RedleaseError):
+            raise released
+        return calls.Released(bool(released), pending=released is None)
+
+    def _leaving(self, giving: calls.Giving) -> Watch:
+        wish = calls.Wish(giving.terms, giving.ticket, "", 0, "", "")
+        watch = self._watch(wish)
+        watch.fence = giving.fence or 0
+        return watch
+
+    async def adopt(self, adopting: calls.Adopting) -> Permit:
+        """Takes a permit over for a run: with a new fence, unless it comes from the same chain of runs."""
+        permit, watch = adopting.permit, self._watch(adopting.wish)
+        resource = wire.Resource(self.prefix, permit.resource)
+        async with asyncio.timeout(AT_ONCE_S):
+            known = await self.registry.claim(watch, RELAY_LEASE_MS[1])
+            # No ghost of a run is left once the next one of its chain runs. (The same request is a repeated one.)
+            before = known if known.request != watch.request else None
+            same = before is not None and (before.workflow_id, before.chain) == (watch.workflow_id, watch.chain)
+            refence = not same if adopting.refence is None else adopting.refence
+            values = await self.call(
+                *(resource, wire.ADOPT, permit.ticket, permit.fence, watch.request, self.room.new_name()),
+                *(watch.terms.lease_ms, int(refence), self.settings.idle_ttl_ms, watch.label),
+            )
+            if values[0] == 0:
+                await self.registry.drop(watch.id)
+                raise lease_lost(permit.resource, permit.ticket, permit.fence, GONE)
+            watch.fence, watch.granted_at_ms, _, watch.weight, watch.capacity = values
+            await self.registry.put(watch)
+        watcher = Watcher(self, watch, at_once=True)
+        self.tend(watcher)
+        return watcher.permit
+
+    async def renew(self, renewing: calls.Renewing) -> Permit:
+        """Gives a permit a lease of that length."""
+        return await self._semaphore(renewing.terms).renew(renewing.permit, lease=renewing.lease_ms / 1000)
+
+    async def held(self, resource: str, ticket: str, fence: int) -> bool:
+        """Whether a permit is held now, under its fence."""
+        answer = await self.room.connection.call(
+            wire.Resource(self.prefix, resource), wire.CHECK, ticket, fence, ticket=ticket
+        )
+        return bool(answer.values[0])
+
+    async def inspect(self, inspecting: calls.Inspecting) -> Snapshot:
+        """The resource as it is."""
+        return await self._semaphore(inspecting.terms).inspect(limit=inspecting.limit)
+
+    def _semaphore(self, terms: calls.Terms) -> Semaphore:
+        return self.client.semaphore(
+            terms.resource, terms.capacity, lease=terms.lease_ms / 1000, max_waiters=terms.max_waiters
+        )
+
+
+def _shortened(text: str, bytes_max: int) -> str:
+    return text.encode()[:bytes_max].decode(errors="ignore")

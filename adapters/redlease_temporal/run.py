@@ -1,0 +1,112 @@
+"""What belongs to one workflow run: how many tickets it has had, what it holds, and under which permits it runs.
+
+It is found by a context variable, which the interceptors set at each entry into workflow code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from temporalio import workflow
+from temporalio.api.common.v1 import Payload
+from temporalio.exceptions import ApplicationError
+
+from .calls import HEADER, Guard, Lost
+
+TICKET_BYTES_MAX = 256
+
+
+class Held(Protocol):
+    """A hold as its run sees it."""
+
+    @property
+    def guard(self) -> Guard | None:
+        """What an activity begun now needs; None once it is given up."""
+
+    def lose(self, why: str) -> None:
+        """It is lost."""
+
+
+@dataclass
+class Run:
+    """The state of one run.
+
+    `task_queue`: of the internal worker; `wait_attempt_s`: see `Settings`; `inherited`: what its parent began it under.
+    """
+
+    task_queue: str
+    wait_attempt_s: float
+    inherited: list[Guard] = field(default_factory=list)
+    tickets: dict[str, int] = field(default_factory=dict)
+    holds: dict[tuple[str, str], Held] = field(default_factory=dict)
+
+    def number(self, resource: str) -> int:
+        """Counts the requests for a resource: a re-run of the same code comes to the same numbers."""
+        number = self.tickets[resource] = self.tickets.get(resource, 0) + 1
+        return number
+
+    def on_lost(self, lost: Lost) -> None:
+        """A relay says that a permit is lost; it may say so more than once, and late."""
+        held = self.holds.get((lost.resource, lost.ticket))
+        if held is not None and held.guard is not None and held.guard.fence == lost.fence:
+            held.lose(lost.why)
+
+
+_current: ContextVar[Run] = ContextVar("redlease_run")
+# What is begun now is begun under these: the holds entered around it, and what the workflow's parent passed on.
+_around: ContextVar[tuple[Callable[[], Guard | None], ...]] = ContextVar("redlease_around", default=())
+
+
+def enter(run: Run) -> None:
+    """Workflow code of this run begins here."""
+    _current.set(run)
+    _around.set(tuple(_constant(guard) for guard in run.inherited))
+
+
+def _constant(guard: Guard) -> Callable[[], Guard]:
+    return lambda: guard
+
+
+def current() -> Run:
+    """The run that this code belongs to; raises where the worker has no plugin."""
+    run = _current.get(None)
+    if run is None:
+        raise ApplicationError(
+            "redlease: this worker does not know of locks. Give RedleasePlugin to the client or worker that runs "
+            "the workflow",
+            type="RuntimeError",
+            non_retryable=True,
+        )
+    return run
+
+
+def begin_guarding(held: Held) -> None:
+    """What this task begins from now on needs the hold."""
+    _around.set((*_around.get(), lambda: held.guard))
+
+
+def with_guards(headers: Mapping[str, Payload]) -> Mapping[str, Payload]:
+    """The headers with what guards the call."""
+    guards = [guard for find in _around.get() if (guard := find()) is not None]
+    if not guards:
+        return headers
+    data = json.dumps([[guard.resource, guard.ticket, guard.fence] for guard in guards]).encode()
+    return {**headers, HEADER: Payload(metadata={"encoding": b"json/plain"}, data=data)}
+
+
+def read_guards(headers: Mapping[str, Payload]) -> list[Guard]:
+    """What guards a call, out of its headers."""
+    payload = headers.get(HEADER)
+    return [] if payload is None else [Guard(*guard) for guard in json.loads(payload.data)]
+
+
+def ticket_of(info: workflow.Info, number: int) -> str:
+    """The ticket of a run's request: the same wherever and however often the run is replayed, or reset."""
+    ticket = f"{info.namespace}/{info.workflow_id}/{info.original_execution_run_id}/{number}"
+    if len(ticket.encode()) <= TICKET_BYTES_MAX:
+        return ticket
+    return f"{info.original_execution_run_id}/{number}"

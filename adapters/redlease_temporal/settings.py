@@ -1,0 +1,79 @@
+"""How a plugin is set up, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple
+
+from temporalio.client import Client
+from temporalio.converter import DefaultPayloadConverter
+
+from redlease import Redlease, limits
+
+Duration = float | timedelta
+
+
+class Settings(NamedTuple):
+    """What a plugin's relays go by; durations in ms.
+
+    Attributes:
+        make_client: Makes the Redis client of a relay, in the event loop that it runs in.
+        group: Tells apart setups in one namespace that must not serve each other; empty: by the data converter.
+        waiter_lease_ms: How long a workflow's place keeps others waiting once no relay is there to take its turn.
+        unknown_grace_ms: For how long a permit is renewed while the Temporal server does not say how its run stands.
+        adopt_window_ms: How long a run that was continued as new has to adopt what its predecessor held.
+        wait_attempt_s: How long one attempt of the activity that waits may last before it is made anew, in seconds.
+    """
+
+    make_client: Callable[[], Redlease]
+    prefix: str
+    group: str
+    waiter_lease_ms: int
+    idle_ttl_ms: int
+    unknown_grace_ms: int
+    adopt_window_ms: int
+    wait_attempt_s: float
+    looks_per_second: float
+
+    def group_of(self, client: Client) -> str:
+        """What a relay of this client can serve: users' setups that understand each other's payloads share a group."""
+        if self.group:
+            return self.group
+        converter, codec = client.data_converter.payload_converter_class, client.data_converter.payload_codec
+        # The default converter and pydantic's write the library's payloads alike.
+        stock = converter is DefaultPayloadConverter or converter.__module__.startswith("temporalio.contrib.pydantic")
+        said = "json" if stock else f"{converter.__module__}.{converter.__qualname__}"
+        return said if codec is None else f"{said} {type(codec).__module__}.{type(codec).__qualname__}"
+
+    def task_queue_of(self, client: Client) -> str:
+        """The queue of the internal worker, in the client's namespace."""
+        return f"redlease:{self.prefix}:{self.group_of(client)}"
+
+
+def checked(
+    make_client: Callable[[], Redlease],
+    *,
+    prefix: str,
+    group: str,
+    waiter_lease: Duration,
+    idle_ttl: Duration,
+    unknown_grace: Duration,
+    adopt_window: Duration,
+    wait_attempt: Duration,
+    looks_per_second: float,
+) -> Settings:
+    """The settings, or ValueError for what cannot be."""
+    if looks_per_second <= 0:
+        raise ValueError(f"looks_per_second must be above 0, not {looks_per_second!r}")
+    return Settings(
+        make_client,
+        limits.checked_prefix(prefix),
+        group,
+        limits.milliseconds("waiter_lease", waiter_lease, limits.LEASE_MS_MIN),
+        limits.milliseconds("idle_ttl", idle_ttl, 1),
+        limits.milliseconds("unknown_grace", unknown_grace),
+        limits.milliseconds("adopt_window", adopt_window),
+        limits.milliseconds("wait_attempt", wait_attempt, 1000) / 1000,
+        looks_per_second,
+    )

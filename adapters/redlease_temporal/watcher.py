@@ -1,0 +1,335 @@
+"""One ticket, tended on behalf of a workflow run: queued, handed over once granted, and kept until the run is over.
+
+A watcher is one task that can be stopped at any moment without a trace: what is on the server stays there, and the
+relay that has the watch next goes on from what is written of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from temporalio.client import AsyncActivityCancelledError
+from temporalio.service import RPCError, RPCStatusCode
+
+from redlease import RedleaseError, clock, wire
+from redlease.models import Permit
+from redlease.waiting import Waiting
+
+from .calls import LOST_SIGNAL, Lost, Standing
+from .errors import failure
+from .owners import Fate, Look, Run
+from .registry import Watch
+
+if TYPE_CHECKING:
+    from .relay import Relay
+
+logger = logging.getLogger("redlease.temporal")
+
+RENEWALS_A_LEASE = 3
+FIRST_LOOK_S = 1.0  # after which a new hold is first looked at: most are over by then, and cost nothing more
+RETRY_S = (0.1, 5.0)  # the first and the longest pause after the Temporal server did not answer
+
+
+class _GoneError(Exception):
+    """Another relay has the watch, or it is over."""
+
+
+class Watcher:
+    """What tends one watch.
+
+    `at_once`: a local activity waits for the outcome, and its marker is what records a grant.
+    """
+
+    def __init__(self, relay: Relay, watch: Watch, *, at_once: bool = False) -> None:
+        self.watch = watch
+        self._relay = relay
+        self.at_once = at_once
+        self._resource = wire.Resource(relay.prefix, watch.terms.resource)
+        self._standing: asyncio.Future[Standing] = asyncio.get_running_loop().create_future()
+        self._stirred = asyncio.Event()
+        self._run: Run = (watch.workflow_id, watch.run_id)
+        self._adopt_until_ms: float | None = None
+        self._closed = False
+        self._held_ms = 0
+        self._task: asyncio.Task[None] | None = None
+
+    # Life
+
+    def start(self) -> None:
+        """Begins to tend it."""
+        self._relay.owners.watch(self._run, self._on_look)
+        self._relay.listen(self.watch, self._on_message)
+        self._task = self._relay.spawn(self._tend())
+
+    def stop(self) -> None:
+        """Ends without a trace."""
+        self._relay.owners.unwatch(self._run, self._on_look)
+        self._relay.unlisten(self.watch)
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        if not self._standing.done():
+            self._standing.cancel()
+        elif not self._standing.cancelled():
+            self._standing.exception()  # seen
+
+    async def standing(self) -> Standing:
+        """How the request stands as soon as the server has said so; raises what it was refused for."""
+        return await asyncio.shield(self._standing)
+
+    def attach(self, token: bytes) -> None:
+        """The activity that waits for it can be completed by this token from now on."""
+        self.watch.token = base64.b64encode(token).decode()
+        self._stirred.set()
+
+    @property
+    def permit(self) -> Permit:
+        """The permit as it was granted."""
+        watch, lease_ms = self.watch, self.watch.terms.lease_ms
+        return Permit(
+            *(watch.terms.resource, watch.ticket, watch.fence, watch.weight, watch.capacity, lease_ms),
+            *(watch.granted_at_ms, watch.granted_at_ms + lease_ms, watch.owner, watch.metadata),
+        )
+
+    # What comes in
+
+    def _on_message(self, _: wire.Message) -> None:
+        """Somebody took it out, or changed its lease: look at once."""
+        self._stirred.set()
+
+    def stir(self) -> None:
+        """Somebody waits for what it holds."""
+        self._relay.owners.look_often(self._run, often=True)
+
+    def _on_look(self, look: Look) -> None:
+        if look.fate is Fate.OPEN:
+            self._adopt_until_ms = None
+        elif look.fate is Fate.CLOSED and not self._closed:
+            self._closed = True
+            self._relay.spawn(self._owner_closed())
+        elif look.fate is Fate.CONTINUED and self._adopt_until_ms is None:
+            self._adopt_until_ms = clock.now_ms() + self._relay.settings.adopt_window_ms
+            if not self.watch.fence:  # the activity that waited ended with its run
+                self._closed = True
+                self._relay.spawn(self._owner_closed())
+        elif look.fate is Fate.RESET:
+            self._relay.spawn(self._move_to(look.open_run_id))
+
+    async def _move_to(self, run_id: str) -> None:
+        """The run was reset: the new one has the permit if its history says so, and asks anew if it does not."""
+        self.watch.run_id, self.watch.recorded, self.watch.token = run_id, False, ""
+        if await self._relay.registry.put(self.watch):
+            self._relay.tend(Watcher(self._relay, self.watch))
+
+    async def _owner_closed(self) -> None:
+        """The run is over: so is its use of the permit, unless it is to end by its lease."""
+        if not self.watch.fence or self.watch.on_close == "release":
+            await self._relay.give_back(self._resource, self.watch)
+        await self._over()
+
+    async def _over(self) -> None:
+        await self._relay.registry.drop(self.watch.id)
+        self._relay.forget(self)
+
+    # The task
+
+    async def _tend(self) -> None:
+        watch = self.watch
+        try:
+            if watch.fence and not watch.recorded and not await self._renew():
+                watch.fence = 0
+            while not await self._granted_and_recorded():
+                watch.fence = 0
+                await self._save()
+                if self.at_once:
+                    await self._over()
+                    return
+                while not watch.token:  # until the activity that is to wait for it comes, or the run is over
+                    await self._pause(None)
+            if watch.keep:
+                await self._keep()
+            await self._over()
+        except _GoneError:
+            self._relay.forget(self)
+        except (RedleaseError, ValueError) as error:
+            await self._refuse(error)
+
+    async def _granted_and_recorded(self) -> bool:
+        if not self.watch.fence:
+            await self._queue()
+        return self.watch.recorded or await self._hand_over()
+
+    async def _queue(self) -> None:
+        """Waits in the queue."""
+        watch = self.watch
+        ask = wire.Ask(watch.ticket, watch.request, watch.weight, watch.label, watch.arrival)
+        room = self._relay.room
+        waiting = room.enter(self._resource, ask, self._relay.terms(watch), queue=True, claim=True)
+        waiting.on_queued = lambda queued: self._queued(waiting, queued)
+        try:
+            outcome = await waiting.future
+        finally:
+            room.leave(waiting)
+            waiting.future.cancel()
+        if outcome is None:
+            raise _GoneError
+        granted = outcome.granted
+        watch.fence, watch.granted_at_ms, watch.capacity = granted.fence, granted.granted_at_ms, granted.capacity
+        watch.recorded = False
+        await self._save()
+        self._tell(Standing(self.permit))
+
+    def _queued(self, waiting: Waiting, queued: wire.Queued) -> None:
+        self.at_once = False  # whoever asked goes on to wait for it in an activity
+        self._tell(Standing(None, queued.ahead))
+        if self.watch.arrival != queued.sequence:
+            self.watch.arrival = queued.sequence
+            waiting.ask = waiting.ask._replace(arrival=queued.sequence)
+            self._relay.spawn(self._relay.registry.put(self.watch))
+            self._relay.spawn(self._relay.registry.say(f"look {self.watch.terms.resource}"))
+
+    async def _hand_over(self) -> bool:
+        """Sees to it that the run's history has the grant; False when it lapsed before that.
+
+        What no history has is given no more time, but for one lease when there is somebody to be told of it: an orphan
+        lapses, however long its run stays open.
+        """
+        watch = self.watch
+        if self.at_once:
+            if not watch.keep:
+                return True  # nobody renews it
+            await self._pause(min(FIRST_LOOK_S, self._renewal_s))
+        tried = ""
+        while True:
+            token = watch.token
+            if not await (self._renew() if token != tried else self._check()):
+                return False
+            tried = token
+            watch.recorded = await (self._complete(token) if token else self._is_recorded())
+            if watch.recorded:
+                await self._save()
+                return True
+            await self._pause(self._renewal_s)
+
+    async def _complete(self, token: str) -> bool:
+        """Completes the activity that waits; whether its completion is in the history."""
+        handle = self._relay.temporal.get_async_activity_handle(task_token=base64.b64decode(token))
+        try:
+            await handle.complete(self.permit)
+        except AsyncActivityCancelledError:
+            return False
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                logger.warning("%s: the grant could not be told to the Temporal server yet: %s", self, error)
+                return False
+            # Either an earlier completion came through and its reply was lost, or this attempt is over: the history
+            # of the run says which, should it be open.
+            if self.watch.token == token:
+                self.watch.token = ""
+            await self._relay.owners.look(self._run)
+            return await self._is_recorded()
+        return True
+
+    async def _is_recorded(self) -> bool:
+        watch = self.watch
+        try:
+            return await self._relay.owners.has_recorded(self._run, watch.event_id, watch.local_id, watch.wait_id)
+        except RPCError as error:
+            logger.warning("%s: the Temporal server did not say whether the run has the grant: %s", self, error)
+            return False
+
+    async def _keep(self) -> None:
+        """Renews it until it is lost, or nobody is to have it any more."""
+        while True:
+            held = await (self._renew() if self._may_renew() else self._check())
+            if not held:
+                await self._save()  # who has released it has dropped the watch first
+                if self._adopt_until_ms is None:
+                    await self._signal_loss()
+                return
+            await self._pause(self._renewal_s)
+
+    def _may_renew(self) -> bool:
+        if self.watch.max_hold_ms is not None and self._held_ms >= self.watch.max_hold_ms:
+            return False
+        if self._adopt_until_ms is not None and clock.now_ms() >= self._adopt_until_ms:
+            return False
+        return self._relay.owners.unknown_ms(self._run) < self._relay.settings.unknown_grace_ms
+
+    async def _signal_loss(self) -> None:
+        """Tells the run, or the one that it was continued as, that it has lost its permit."""
+        watch = self.watch
+        lost = Lost(watch.terms.resource, watch.ticket, watch.fence, "it lapsed, or was released by its ticket")
+        logger.warning("%s: the permit (fence %d) is lost; telling the workflow", self, watch.fence)
+        handle = self._relay.temporal.get_workflow_handle(watch.workflow_id)
+        pause_s = RETRY_S[0]
+        while True:
+            try:
+                await handle.signal(LOST_SIGNAL, lost)
+            except RPCError as error:
+                if error.status == RPCStatusCode.NOT_FOUND:
+                    return
+                logger.warning("%s: the workflow could not be told yet: %s", self, error)
+            else:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_S[1])
+
+    async def _refuse(self, error: RedleaseError | ValueError) -> None:
+        """The server would not queue it: whoever waits is told."""
+        if not self._standing.done():
+            self._standing.set_exception(error)
+        if self.watch.token:
+            handle = self._relay.temporal.get_async_activity_handle(task_token=base64.b64decode(self.watch.token))
+            with contextlib.suppress(RPCError, AsyncActivityCancelledError):
+                await handle.fail(failure(error))
+        await self._over()
+
+    # Its parts
+
+    async def _save(self) -> None:
+        if not await self._relay.registry.put(self.watch):
+            raise _GoneError
+
+    async def _renew(self) -> bool:
+        """Gives the permit its full lease again; whether it is still held."""
+        watch = self.watch
+        settings = (watch.terms.lease_ms, 0, self._relay.terms(watch).idle_ttl_ms)
+        answer = await self._relay.call(self._resource, wire.RENEW, watch.ticket, watch.fence, *settings)
+        deadline, _, waiting = answer
+        if deadline:
+            # The server's clock at that moment, by which max_hold is counted whichever relay has the watch.
+            self._held_ms = deadline - watch.terms.lease_ms - watch.granted_at_ms
+            self._relay.owners.look_often(self._run, often=waiting > 0)
+        return bool(deadline)
+
+    async def fill_lease(self) -> None:
+        """Renews what is kept one last time, for whoever keeps it next."""
+        if self.watch.fence and self.watch.recorded and self._may_renew():
+            await self._renew()
+
+    async def _check(self) -> bool:
+        """Whether the permit is held, without giving it more time."""
+        answer = await self._relay.call(self._resource, wire.CHECK, self.watch.ticket, self.watch.fence)
+        return bool(answer[0])
+
+    async def _pause(self, seconds: float | None) -> None:
+        """Waits so long, or until something has happened."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stirred.wait()
+        self._stirred.clear()
+
+    @property
+    def _renewal_s(self) -> float:
+        return self.watch.terms.lease_ms / 1000 / RENEWALS_A_LEASE
+
+    def _tell(self, standing: Standing) -> None:
+        if not self._standing.done():
+            self._standing.set_result(standing)
+
+    def __str__(self) -> str:
+        return f"resource {self.watch.terms.resource!r}: workflow {self.watch.workflow_id!r}"

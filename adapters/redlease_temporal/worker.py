@@ -1,0 +1,185 @@
+"""What a worker or client takes: the plugin."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import temporalio.client
+import temporalio.worker
+from temporalio.client import Client, ClientConfig, WorkflowHistory
+from temporalio.service import ConnectConfig, ServiceClient
+from temporalio.worker import Replayer, ReplayerConfig, Worker, WorkerConfig, WorkflowReplayResult
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+
+from redlease import Redlease
+
+from .activities import Activities
+from .interceptors import RelayInterceptor
+from .relay import Relay
+from .settings import Duration, checked
+
+PASSED_THROUGH = ("redlease", "redlease_temporal")
+INTERNAL_POLLS = 2  # of the internal worker: its activities are short
+
+
+class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
+    """Gives workers what `lock` and `semaphore` in workflows need. It is for a client, whose workers then have it too.
+
+    It adds local activities and interceptors to each worker with workflows, and runs, beside each client's workers, one
+    relay and one internal worker on a task queue of its own. The data converter stays the user's. Redis is connected to
+    when a worker runs; replaying needs none.
+
+    Args:
+        redis: A URL as `Redlease.from_url` takes it, or what makes a `Redlease` client when called in the event loop of
+            the workers.
+        prefix: What all keys and channels begin with; services that are to share resources take the same one.
+        group: By default, workers whose data converters are alike serve each other's waiting workflows in a namespace.
+            Name a group to keep setups apart, those on different Redis servers above all.
+        waiter_lease: How long workflows that wait keep others waiting when no worker is left. Their order of arrival
+            outlasts that: they take their places again when workers return.
+        idle_ttl: See `Redlease`.
+        unknown_grace: How long a permit is renewed while the Temporal server does not say whether its run is open.
+        adopt_window: How long a run that was continued as new has to adopt what its predecessor held.
+        wait_attempt: How long one attempt of a waiting activity lasts. A new one mends whatever Redis has lost.
+        looks_per_second: The most calls a second by which a relay asks how runs stand.
+        **redis_options: Further options of a redis-py connection.
+
+    Example:
+        >>> plugin = RedleasePlugin("redis://localhost:6379/0")  # doctest: +SKIP
+        >>> client = await Client.connect("localhost:7233", plugins=[plugin])  # doctest: +SKIP
+        >>> worker = Worker(client, task_queue="orders", workflows=[Train], activities=[train])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        redis: str | Callable[[], Redlease],
+        *,
+        prefix: str = "redlease",
+        group: str = "",
+        waiter_lease: Duration = 10.0,
+        idle_ttl: Duration = 86_400.0,
+        unknown_grace: Duration = 60.0,
+        adopt_window: Duration = 30.0,
+        wait_attempt: Duration = 300.0,
+        looks_per_second: float = 50.0,
+        **redis_options: Any,
+    ) -> None:
+        make_client = redis if callable(redis) else _maker(redis, prefix, redis_options)
+        self._settings = checked(
+            make_client,
+            prefix=prefix,
+            group=group,
+            waiter_lease=waiter_lease,
+            idle_ttl=idle_ttl,
+            unknown_grace=unknown_grace,
+            adopt_window=adopt_window,
+            wait_attempt=wait_attempt,
+            looks_per_second=looks_per_second,
+        )
+        self._relays: WeakKeyDictionary[Client, Relay] = WeakKeyDictionary()
+        self._making = threading.Lock()
+
+    # Client
+
+    def configure_client(self, config: ClientConfig) -> ClientConfig:
+        """Leaves the client as it is: the data converter is the user's."""
+        return config
+
+    async def connect_service_client(
+        self,
+        config: ConnectConfig,
+        next: Callable[[ConnectConfig], Awaitable[ServiceClient]],  # noqa: A002
+    ) -> ServiceClient:
+        """Leaves the connection as it is."""
+        return await next(config)
+
+    # Worker
+
+    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
+        """Adds the interceptor, and to a worker with workflows the local activities."""
+        client, task_queue = config["client"], config["task_queue"]
+        internal_queue = self._settings.task_queue_of(client)
+        if task_queue == internal_queue:
+            return config
+        relay = self._relay_of(client)
+        interceptor = RelayInterceptor(relay, internal_queue, self._settings.wait_attempt_s)
+        config["interceptors"] = [*config.get("interceptors", ()), interceptor]
+        if config.get("workflows"):
+            own = list(config.get("activities", ()))
+            if not own:
+                # It did not poll for activities, and is not to take those of other workers on its queue now.
+                config["no_remote_activities"] = True
+            config["activities"] = [*own, *Activities(relay).local]
+            config["workflow_runner"] = _passing_through(config.get("workflow_runner"))
+        return config
+
+    async def run_worker(self, worker: Worker, next: Callable[[Worker], Awaitable[None]]) -> None:  # noqa: A002
+        """Runs the relay and the internal worker beside the worker."""
+        client = worker.client
+        if worker.task_queue == self._settings.task_queue_of(client):
+            await next(worker)
+            return
+        async with self._relay_of(client).running():
+            await next(worker)
+
+    def _relay_of(self, client: Client) -> Relay:
+        with self._making:
+            relay = self._relays.get(client)
+            if relay is None:
+                relay = self._relays[client] = Relay(client, self._settings)
+                relay.around = lambda: _internal_worker(client, relay, self._settings.task_queue_of(client))
+            return relay
+
+    # Replayer
+
+    def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
+        """Adds what workflow code needs; nothing is done for real in a replay."""
+        interceptor = RelayInterceptor(None, "redlease", self._settings.wait_attempt_s)
+        config["interceptors"] = [*config.get("interceptors", ()), interceptor]
+        config["workflow_runner"] = _passing_through(config.get("workflow_runner"))
+        return config
+
+    @contextlib.asynccontextmanager
+    async def run_replayer(
+        self,
+        replayer: Replayer,
+        histories: AsyncIterator[WorkflowHistory],
+        next: Callable[  # noqa: A002
+            [Replayer, AsyncIterator[WorkflowHistory]],
+            AbstractAsyncContextManager[AsyncIterator[WorkflowReplayResult]],
+        ],
+    ) -> AsyncIterator[AsyncIterator[WorkflowReplayResult]]:
+        """Replays."""
+        async with next(replayer, histories) as results:
+            yield results
+
+
+def _maker(url: str, prefix: str, redis_options: dict[str, Any]) -> Callable[[], Redlease]:
+    Redlease.from_url(url, prefix=prefix, **redis_options)  # a wrong URL is told at once
+    return lambda: Redlease.from_url(url, prefix=prefix, **redis_options)
+
+
+def _passing_through(runner: Any) -> Any:
+    """The sandbox with this library outside it: imported once, not once for each workflow."""
+    if isinstance(runner, SandboxedWorkflowRunner):
+        restrictions = runner.restrictions.with_passthrough_modules(*PASSED_THROUGH)
+        return dataclasses.replace(runner, restrictions=restrictions)
+    return runner
+
+
+@contextlib.asynccontextmanager
+async def _internal_worker(client: Client, relay: Relay, task_queue: str) -> AsyncIterator[None]:
+    worker = Worker(
+        client,
+        task_queue=task_queue,
+        activities=Activities(relay).remote,
+        max_concurrent_activity_task_polls=INTERNAL_POLLS,
+    )
+    async with worker:
+        yield

@@ -1,0 +1,126 @@
+"""Temporal servers, clients and worker processes, and the check that nothing made noise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+import pytest_asyncio
+from temporalio.client import Client
+
+from quiet import CORE_TELLS_WITHIN, Quiet, hear_the_core
+from temporal_children import WORKER, WorkerProcess, start_worker
+from temporal_server import TemporalServer
+from time_skipping import time_skipping_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from conftest import Servers
+
+
+class OwnTemporalServer(Protocol):
+    """Starts a Temporal server for one test alone, which may kill, pause or restart it."""
+
+    async def __call__(self, *arguments: str, keep: bool = False) -> TemporalServer: ...
+
+
+class StartWorkerProcess(Protocol):
+    """Starts a process with a worker for a module's workflows and activities; it ends with the test, if not before.
+
+    The configuration is that of `temporal_worker.py`, where the test's server, queue, Redis and prefix stand already.
+    """
+
+    async def __call__(self, module: str, *, wait: bool = True, **config: Any) -> WorkerProcess: ...
+
+
+def pytest_configure() -> None:
+    """Hear the SDK's core, before there is a first client."""
+    hear_the_core()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def temporal_server() -> AsyncIterator[TemporalServer]:
+    """The server that all tests of this process share."""
+    async with TemporalServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def own_temporal_server() -> AsyncIterator[OwnTemporalServer]:
+    """A factory of private servers."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(*arguments: str, keep: bool = False) -> TemporalServer:
+            return await stack.enter_async_context(TemporalServer(*arguments, keep=keep))
+
+        yield make
+
+
+@pytest.fixture
+async def temporal_client(temporal_server: TemporalServer) -> Client:
+    """A client without plugins."""
+    return await Client.connect(temporal_server.address)
+
+
+@pytest.fixture
+def task_queue(prefix: str) -> str:
+    """A task queue that no other test uses."""
+    return f"queue-{prefix}"
+
+
+@pytest.fixture
+def redis_url(servers: Servers) -> str:
+    """The Redis that all tests share; each keeps to its own `prefix`. To kill one, ask for `own_server("redis7")`."""
+    return servers["redis7"].url
+
+
+@pytest.fixture
+async def worker_process(
+    temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str, quiet: Quiet
+) -> AsyncIterator[StartWorkerProcess]:
+    """A factory of processes with a worker, whose noise counts as the test's own."""
+    usual = {
+        "address": temporal_server.address,
+        "task_queue": task_queue,
+        "redis_url": redis_url,
+        "prefix": prefix,
+    }
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def listen_to_the_end(worker: WorkerProcess) -> None:
+            await worker.end()
+            for line in worker.errors().splitlines():
+                quiet.hear(line)
+
+        async def start(module: str, *, wait: bool = True, **config: Any) -> WorkerProcess:
+            worker = await stack.enter_async_context(start_worker(WORKER, usual | {"module": module} | config))
+            stack.push_async_callback(listen_to_the_end, worker)
+            if wait:
+                await worker.ready()
+            return worker
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def time_skipping_server_path() -> str | None:
+    """What `WorkflowEnvironment.start_time_skipping(test_server_existing_path=...)` starts."""
+    path = time_skipping_server()
+    return None if path is None else str(path)
+
+
+@pytest.fixture(autouse=True)
+async def quiet() -> AsyncIterator[Quiet]:
+    """Fail a test that made noise, unless it said by `quiet.expect()` or `quiet.allow()` that it would."""
+    listener = Quiet()
+    with listener.listening():
+        yield listener
+        # A task that nobody awaited is told of when it is collected, and the core tells what it logs a moment later.
+        gc.collect()
+        await asyncio.sleep(CORE_TELLS_WITHIN)
+    if problems := listener.problems():
+        pytest.fail("\n".join(problems), pytrace=False)

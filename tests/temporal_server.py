@@ -1,0 +1,141 @@
+"""Temporal's development server for tests: started, killed, paused, and restarted with or without its data."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from typing import IO, Self
+
+from temporalio.client import Client
+
+from redlease.embedded import ProcessGroup
+
+from children import freeze
+from servers import free_port
+from temporal_cli import find_cli
+
+START_WITHIN = 30.0
+
+SETTINGS = {
+    # By default this server hands out some 20 tasks a second, as it has one shard where others have hundreds: what a
+    # test or a benchmark then measures is that limit.
+    "history.transferProcessorMaxPollRPS": "2000",
+    "history.timerProcessorMaxPollRPS": "2000",
+    "history.outboundProcessorMaxPollRPS": "2000",
+}
+
+
+class TemporalServer:
+    """One server process on a loopback port, ended with the tests.
+
+    Its data is in memory and new at each start, or with `keep` in a file that outlives a kill. Starting takes some
+    tenths of a second; nothing else blocks for longer than some milliseconds.
+    """
+
+    namespace = "default"
+
+    def __init__(self, *arguments: str, keep: bool = False) -> None:
+        """Choose a free port; nothing runs before ``start``."""
+        self.port = free_port()
+        self._arguments = arguments
+        self._keep = keep
+        self._group = ProcessGroup()
+        # It lives as long as the server, whose `stop` closes it.
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start."""
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop."""
+        await self.stop()
+
+    @property
+    def address(self) -> str:
+        """What clients connect to."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        assert self._process is not None, "the server does not run"
+        return self._process.pid
+
+    async def start(self) -> Self:
+        """Start the server and wait until it answers."""
+        assert self._process is None, "the server runs already"
+        command = [str(find_cli()), "server", "start-dev", *self._settings(), *self._arguments]
+        self._process = self._group.spawn(command, output=self._log, env=dict(os.environ))
+        try:
+            async with asyncio.timeout(START_WITHIN):
+                while not await self._answers():
+                    if self._process.poll() is not None:
+                        raise RuntimeError("the process has ended")
+                    await asyncio.sleep(0.01)
+        except (RuntimeError, TimeoutError) as error:
+            log = self.log()
+            await self.stop()
+            why = f"{error or 'it took too long'}. {log[-1000:]}"
+            raise RuntimeError(f"The Temporal server did not start: {why}") from error
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    def kill(self) -> None:
+        """End the server with SIGKILL; without `keep` every workflow is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=10)
+            self._process = None
+
+    async def restart(self) -> Self:
+        """Kill the server and start it on the same port."""
+        self.kill()
+        return await self.start()
+
+    def pause(self) -> None:
+        """Stop the process with SIGSTOP: connections stay open and nothing answers."""
+        freeze(self.pid)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    async def stop(self) -> None:
+        """End the server and remove its directory; may be repeated."""
+        self.kill()
+        self._group.end()
+        for pause in self._group.ending():
+            await asyncio.sleep(pause)
+        self._log.close()
+
+    def log(self) -> str:
+        """Return what the server has logged."""
+        return os.pread(self._log.fileno(), 1_000_000, 0).decode(errors="replace")
+
+    def _settings(self) -> list[str]:
+        words = ["--headless", "--ip", "127.0.0.1", "--port", str(self.port), "--log-level", "error"]
+        for name, value in SETTINGS.items():
+            words += ["--dynamic-config-value", f"{name}={value}"]
+        if self._keep:
+            words += ["--db-filename", str(self._group.directory / "temporal.db")]
+        return words
+
+    async def _answers(self) -> bool:
+        """Tell whether the server takes requests; connecting asks it what it can do."""
+        # Connecting retries for ten seconds by itself, so it is first seen whether anybody listens.
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            writer.close()
+            await writer.wait_closed()
+            with contextlib.suppress(RuntimeError):
+                await Client.connect(self.address)
+                return True
+        return False
