@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 from temporalio import activity, workflow
 
@@ -23,7 +24,7 @@ class Use:
     lease: float = 30.0
     timeout: float | None = None
     rounds: int = 1
-    on_close: str = "release"
+    on_close: Literal["release", "lease"] = "release"
 
 
 @activity.defn

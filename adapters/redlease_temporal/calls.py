@@ -25,9 +25,12 @@ WAIT = "redlease.wait"
 RELEASE_LATER = "redlease.release_later"
 
 LOST_SIGNAL = "redlease.lost"
+GRANTED_SIGNAL = "redlease.granted"
 HEADER = "redlease"
 
-SHAPE = 1  # of the commands that an acquire makes; workflow code branches on the one that its history began with
+# The shapes of the commands that an acquire makes; workflow code branches on the one that its history began with.
+SHAPE = 1  # a local activity asks, and a remote one waits
+BY_SIGNAL = 2  # a local activity asks, and the run waits for a signal, which lets a test server skip time
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,13 @@ class Standing:
     permit: Permit | None = None
     ahead: int | None = None
     shape: int = SHAPE
+
+
+@dataclass(frozen=True)
+class Granted:
+    """What the signal of a grant says."""
+
+    permit: Permit
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ a permit does not run unless that is still held.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from temporalio import activity, workflow
 from temporalio.exceptions import ApplicationError
@@ -32,8 +32,11 @@ from redlease import RedleaseError
 
 from . import calls
 from .errors import LeaseLost, failure
+from .exclusive import relay_here
 from .relay import Relay
 from .run import Run, enter, read_guards, with_guards
+
+T = TypeVar("T")
 
 OWN = "redlease."  # what the names of the library's own activities begin with
 
@@ -63,13 +66,16 @@ class _LockedWorkflow(WorkflowInboundInterceptor):
         self._run.inherited = read_guards(input.headers)
         enter(self._run)
         workflow.set_signal_handler(calls.LOST_SIGNAL, self._run.on_lost)
+        workflow.set_signal_handler(calls.GRANTED_SIGNAL, self._run.on_granted)
         return await super().execute_workflow(input)
 
     async def handle_signal(self, input: HandleSignalInput) -> None:  # noqa: A002
         enter(self._run)
         # Before the handler above stands, a dynamic one of the user's would get this signal.
         if input.signal == calls.LOST_SIGNAL:
-            self._run.on_lost(_lost_of(input.args))
+            self._run.on_lost(_said(input.args, calls.Lost))
+        elif input.signal == calls.GRANTED_SIGNAL:
+            self._run.on_granted(_said(input.args, calls.Granted))
         else:
             await super().handle_signal(input)
 
@@ -78,14 +84,14 @@ class _LockedWorkflow(WorkflowInboundInterceptor):
         return await super().handle_update_handler(input)
 
 
-def _lost_of(args: Any) -> calls.Lost:
-    """What the signal says, as the kind of handler that is set has got it."""
-    if isinstance(args[0], calls.Lost):
+def _said(args: Sequence[Any], kind: type[T]) -> T:
+    """What a signal of the library says, as the kind of handler that is set has got it."""
+    if isinstance(args[0], kind):
         return args[0]
-    value = args[1]  # a dynamic handler gets the name first, and then raw values, or in the old style the values
-    if isinstance(value, dict):
-        return calls.Lost(**value)
-    return workflow.payload_converter().from_payload(value[0].payload, calls.Lost)
+    # A dynamic handler gets the name first, and then raw values, or in the old style the values.
+    value = args[1]
+    payload = value[0].payload if isinstance(value, list) else workflow.payload_converter().to_payload(value)
+    return workflow.payload_converter().from_payload(payload, kind)
 
 
 class _Guarding(WorkflowOutboundInterceptor):
@@ -112,6 +118,7 @@ class _GuardedActivities(ActivityInboundInterceptor):
         self._relay = relay
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002
+        relay_here.set(self._relay)
         guards = read_guards(input.headers)
         if guards:
             await asyncio.gather(*(self._check(guard) for guard in guards))

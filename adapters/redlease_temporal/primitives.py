@@ -301,6 +301,8 @@ class Semaphore:
         if timeout is not None and timeout <= timedelta(0):
             await to_its_end(self._give(calls.Giving(self._terms, wish.ticket)))
             raise self._timed_out(wish, timeout)
+        if standing.shape == calls.BY_SIGNAL:
+            return await self._wait_for_signal(run, wish, timeout)
         place = "" if standing.ahead is None else f", place {standing.ahead + 1}"
         permit: Permit = await workflow.execute_activity(
             calls.WAIT,
@@ -314,6 +316,15 @@ class Semaphore:
             summary=f"waiting for {self.name}{place}",
         )
         return permit
+
+    async def _wait_for_signal(self, run: Run, wish: calls.Wish, timeout: timedelta | None) -> Permit:
+        key = (self.name, wish.ticket)
+        try:
+            await workflow.wait_condition(lambda: key in run.granted, timeout=timeout)
+        except TimeoutError:
+            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket)))
+            raise self._timed_out(wish, timeout or timedelta(0)) from None
+        return run.granted.pop(key)
 
     def _refused(self, wish: calls.Wish, error: ActivityError, timeout: timedelta | None) -> Exception | None:
         if isinstance(error.cause, ActivityTimeout) and error.cause.type == TimeoutType.SCHEDULE_TO_CLOSE:

@@ -30,6 +30,7 @@ from . import calls
 from .owners import Owners
 from .registry import SCRIPTS, Registry, Watch, digest
 from .settings import Settings
+from .turns import Turns
 from .watcher import Watcher
 
 logger = logging.getLogger("redlease.temporal")
@@ -59,6 +60,7 @@ class Relay:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watchers: dict[str, Watcher] = {}
         self._changed = asyncio.Event()
+        self.turns = Turns(self.spawn)
         self._around = contextlib.AsyncExitStack()
         # What runs as long as the relay does, the internal worker.
         self.around: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext
@@ -126,6 +128,7 @@ class Relay:
         except TimeoutError:
             logger.warning("Redis did not answer: the other relays find out by themselves that this one is gone")
         await self.client.abandon()
+        self.turns.close()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Runs something until it is done or the relay ends."""
@@ -291,7 +294,7 @@ class Relay:
 
     async def _try(self, wish: calls.Wish) -> calls.Standing:
         watch = self._watch(wish)
-        permit = await self._semaphore(wish.terms).try_acquire(
+        permit = await self.semaphore(wish.terms).try_acquire(
             ticket=wish.ticket, weight=wish.weight, owner=watch.owner, metadata=wish.metadata
         )
         return calls.Standing(permit)
@@ -306,7 +309,7 @@ class Relay:
 
     async def release(self, giving: calls.Giving, *, patience_ms: float = AT_ONCE_S * 1000) -> calls.Released:
         """Takes a ticket out, as holder or as waiter."""
-        semaphore = self._semaphore(giving.terms)
+        semaphore = self.semaphore(giving.terms)
         try:
             async with asyncio.timeout(patience_ms / 1000):
                 if giving.administrative:
@@ -356,7 +359,7 @@ class Relay:
 
     async def renew(self, renewing: calls.Renewing) -> Permit:
         """Gives a permit a lease of that length."""
-        return await self._semaphore(renewing.terms).renew(renewing.permit, lease=renewing.lease_ms / 1000)
+        return await self.semaphore(renewing.terms).renew(renewing.permit, lease=renewing.lease_ms / 1000)
 
     async def held(self, resource: str, ticket: str, fence: int) -> bool:
         """Whether a permit is held now, under its fence."""
@@ -367,9 +370,10 @@ class Relay:
 
     async def inspect(self, inspecting: calls.Inspecting) -> Snapshot:
         """The resource as it is."""
-        return await self._semaphore(inspecting.terms).inspect(limit=inspecting.limit)
+        return await self.semaphore(inspecting.terms).inspect(limit=inspecting.limit)
 
-    def _semaphore(self, terms: calls.Terms) -> Semaphore:
+    def semaphore(self, terms: calls.Terms) -> Semaphore:
+        """The resource, as a service would use it."""
         return self.client.semaphore(
             terms.resource, terms.capacity, lease=terms.lease_ms / 1000, max_waiters=terms.max_waiters
         )

@@ -15,7 +15,9 @@ from temporalio import workflow
 from temporalio.api.common.v1 import Payload
 from temporalio.exceptions import ApplicationError
 
-from .calls import HEADER, Guard, Lost
+from redlease.models import Permit
+
+from .calls import HEADER, Granted, Guard, Lost
 
 TICKET_BYTES_MAX = 256
 
@@ -43,11 +45,16 @@ class Run:
     inherited: list[Guard] = field(default_factory=list)
     tickets: dict[str, int] = field(default_factory=dict)
     holds: dict[tuple[str, str], Held] = field(default_factory=dict)
+    granted: dict[tuple[str, str], Permit] = field(default_factory=dict)
 
     def number(self, resource: str) -> int:
         """Counts the requests for a resource: a re-run of the same code comes to the same numbers."""
         number = self.tickets[resource] = self.tickets.get(resource, 0) + 1
         return number
+
+    def on_granted(self, granted: Granted) -> None:
+        """A relay says that a permit is granted, where waiting is by signal."""
+        self.granted[granted.permit.resource, granted.permit.ticket] = granted.permit
 
     def on_lost(self, lost: Lost) -> None:
         """A relay says that a permit is lost; it may say so more than once, and late."""

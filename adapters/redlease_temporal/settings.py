@@ -23,6 +23,7 @@ class Settings(NamedTuple):
         waiter_lease_ms: How long a workflow's place keeps others waiting once no relay is there to take its turn.
         unknown_grace_ms: For how long a permit is renewed while the Temporal server does not say how its run stands.
         adopt_window_ms: How long a run that was continued as new has to adopt what its predecessor held.
+        by_signal: Whether a run waits for a signal instead of an activity, and what it was told is taken for recorded.
         wait_attempt_s: How long one attempt of the activity that waits may last before it is made anew, in seconds.
     """
 
@@ -35,6 +36,7 @@ class Settings(NamedTuple):
     adopt_window_ms: int
     wait_attempt_s: float
     looks_per_second: float
+    by_signal: bool = False
 
     def group_of(self, client: Client) -> str:
         """What a relay of this client can serve: users' setups that understand each other's payloads share a group."""

@@ -19,6 +19,7 @@ from redlease import RedleaseError, clock, wire
 from redlease.models import Permit
 from redlease.waiting import Waiting
 
+from . import calls
 from .calls import LOST_SIGNAL, Lost, Standing
 from .errors import failure
 from .owners import Fate, Look, Run
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("redlease.temporal")
 
+BY_SIGNAL_TOKEN = "signal"  # noqa: S105  stands where a task token would
 RENEWALS_A_LEASE = 3
 FIRST_LOOK_S = 1.0  # after which a new hold is first looked at: most are over by then, and cost nothing more
 RETRY_S = (0.1, 5.0)  # the first and the longest pause after the Temporal server did not answer
@@ -183,7 +185,10 @@ class Watcher:
         self._tell(Standing(self.permit))
 
     def _queued(self, waiting: Waiting, queued: wire.Queued) -> None:
-        self.at_once = False  # whoever asked goes on to wait for it in an activity
+        self.at_once = False  # whoever asked goes on to wait for it
+        if self._relay.settings.by_signal:
+            self.watch.token = BY_SIGNAL_TOKEN
+            self._tell(Standing(None, queued.ahead, calls.BY_SIGNAL))
         self._tell(Standing(None, queued.ahead))
         if self.watch.arrival != queued.sequence:
             self.watch.arrival = queued.sequence
@@ -216,9 +221,8 @@ class Watcher:
 
     async def _complete(self, token: str) -> bool:
         """Completes the activity that waits; whether its completion is in the history."""
-        handle = self._relay.temporal.get_async_activity_handle(task_token=base64.b64decode(token))
         try:
-            await handle.complete(self.permit)
+            await self._tell_of_grant(token)
         except AsyncActivityCancelledError:
             return False
         except RPCError as error:
@@ -233,8 +237,18 @@ class Watcher:
             return await self._is_recorded()
         return True
 
+    async def _tell_of_grant(self, token: str) -> None:
+        temporal = self._relay.temporal
+        if token == BY_SIGNAL_TOKEN:
+            handle = temporal.get_workflow_handle(self.watch.workflow_id, run_id=self.watch.run_id)
+            await handle.signal(calls.GRANTED_SIGNAL, calls.Granted(self.permit))
+        else:
+            await temporal.get_async_activity_handle(task_token=base64.b64decode(token)).complete(self.permit)
+
     async def _is_recorded(self) -> bool:
         watch = self.watch
+        if self._relay.settings.by_signal:
+            return True
         try:
             return await self._relay.owners.has_recorded(self._run, watch.event_id, watch.local_id, watch.wait_id)
         except RPCError as error:
@@ -282,7 +296,7 @@ class Watcher:
         """The server would not queue it: whoever waits is told."""
         if not self._standing.done():
             self._standing.set_exception(error)
-        if self.watch.token:
+        if self.watch.token and self.watch.token != BY_SIGNAL_TOKEN:
             handle = self._relay.temporal.get_async_activity_handle(task_token=base64.b64decode(self.watch.token))
             with contextlib.suppress(RPCError, AsyncActivityCancelledError):
                 await handle.fail(failure(error))

@@ -1,4 +1,4 @@
-"""What a worker or client takes: the plugin."""
+"""What a worker or client takes: the plugin, and the decorator for its activities."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from redlease import Redlease
 
 from .activities import Activities
+from .exclusive import current_hold, exclusive
 from .interceptors import RelayInterceptor
 from .relay import Relay
 from .settings import Duration, checked
+
+__all__ = ["RedleasePlugin", "current_hold", "exclusive"]
 
 PASSED_THROUGH = ("redlease", "redlease_temporal")
 INTERNAL_POLLS = 2  # of the internal worker: its activities are short

@@ -6,10 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from lock_flows import Chain, Locked, Plain, Sleeper, Unlocked, Use, plain, work
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from lock_flows import Chain, Locked, Plain, Sleeper, Unlocked, Use, plain, work
 from redlease_temporal.worker import RedleasePlugin
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ async def client(
 async def events_of(client: Client, workflow_id: str) -> list[str]:
     """Return the types of the events in a workflow's history."""
     history = await client.get_workflow_handle(workflow_id).fetch_history()
-    from temporalio.api.enums.v1 import EventType
-
     return [EventType.Name(event.event_type).removeprefix("EVENT_TYPE_") for event in history.events]
 
 

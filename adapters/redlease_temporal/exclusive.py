@@ -1,0 +1,232 @@
+"""Activities of which at most so many run at once, wherever they run.
+
+The permit belongs to the activity, not to one attempt of it: an attempt that ends with a retry ahead leaves its permit,
+or its place in the queue, to the next one, which takes it over with a new fence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from redlease import Hold, RedleaseError, limits
+from redlease.semaphore import Semaphore
+
+from .calls import Terms
+from .errors import AcquireTimeout, failure
+from .registry import digest
+from .relay import Relay
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Duration = float | timedelta
+
+HEARTBEATS_A_TIMEOUT = 3
+MARK = "__temporal_activity_definition"
+
+relay_here: ContextVar[Relay] = ContextVar("redlease_relay")
+_hold: ContextVar[Hold] = ContextVar("redlease_hold")
+
+
+class _Rule(NamedTuple):
+    """What the decorator was given, checked; `slot_wait_s` in seconds."""
+
+    name: str
+    capacity: int
+    key: Callable[..., object] | None
+    lease_ms: int
+    slot_wait_s: float
+    retry_lease_ms: int
+    max_waiters: int | None
+
+    def terms(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms:
+        """The resource that an activity with these arguments needs."""
+        name = self.name if self.key is None else f"{self.name}:{self.key(*args, **kwargs)}"
+        return Terms(name, self.capacity, self.lease_ms, self.max_waiters)
+
+
+def exclusive(
+    name: str,
+    *,
+    capacity: int = 1,
+    key: Callable[..., object] | None = None,
+    lease: Duration = 30.0,
+    slot_wait: Duration = 10.0,
+    retry_lease: Duration = 60.0,
+    max_waiters: int | None = None,
+) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
+    """Lets at most `capacity` runs of an asynchronous activity go on at once, everywhere. Below `activity.defn`.
+
+    While it waits it is in its worker's slot and heartbeats. After `slot_wait` the attempt fails with `AcquireTimeout`,
+    to be retried by the activity's retry policy, and its place in the queue is kept. A lost permit cancels it.
+
+    Args:
+        name: Of the resource.
+        capacity: How many may run at once.
+        key: Called with the activity's arguments; what it returns is added to the name: one resource for each.
+        lease: How long the permit outlives a worker that died.
+        slot_wait: How long one attempt waits.
+        retry_lease: How long the permit, or the place, is kept for the next attempt.
+        max_waiters: The attempt fails with `QueueFull` when so many wait.
+
+    Raises:
+        ValueError: A parameter is wrong, or the function is not asynchronous.
+
+    Example:
+        >>> @activity.defn  # doctest: +SKIP
+        ... @exclusive("vendor-api", capacity=3)
+        ... async def call_vendor(order: Order) -> Receipt:
+        ...     return await vendor.post(order, fence=current_hold().fence)
+    """
+    rule = _Rule(
+        limits.checked_text("resource name", name, limits.NAME_BYTES_MAX),
+        limits.checked_count("capacity", capacity),
+        key,
+        limits.milliseconds("lease", lease, limits.LEASE_MS_MIN),
+        limits.milliseconds("slot_wait", slot_wait) / 1000,
+        limits.milliseconds("retry_lease", retry_lease, limits.LEASE_MS_MIN),
+        None if max_waiters is None else limits.checked_count("max_waiters", max_waiters, 0),
+    )
+
+    def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        if not inspect.iscoroutinefunction(function):
+            raise ValueError(f"{function!r} is not `async def`: a lost permit could not stop it")
+        if hasattr(function, MARK):
+            raise ValueError(f"{function!r}: put @exclusive below @activity.defn, or it would be passed by")
+        skipped = int(next(iter(inspect.signature(function).parameters), "") == "self")
+
+        @functools.wraps(function)
+        async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            with _failures():
+                terms = rule.terms(args[skipped:], kwargs)
+                async with _held(rule, terms):
+                    return await function(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
+def current_hold() -> Hold:
+    """The hold that the `@exclusive` activity around this code runs under: its `fence`, `check()`, `remaining()`."""
+    hold = _hold.get(None)
+    if hold is None:
+        raise RuntimeError("there is no @exclusive activity around this code")
+    return hold
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except RedleaseError as error:
+        if isinstance(error, ApplicationError):
+            raise
+        raise failure(error, retryable=True) from error
+
+
+@contextlib.asynccontextmanager
+async def _held(rule: _Rule, terms: Terms) -> AsyncIterator[None]:
+    relay = relay_here.get(None)
+    if relay is None:
+        message = "redlease: this worker does not know of locks. Give RedleasePlugin to its client or worker"
+        raise ApplicationError(message, type="RuntimeError", non_retryable=True)
+    semaphore = relay.semaphore(terms)
+    hold = await _turn(relay, rule, semaphore)
+    token = _hold.set(hold)
+    try:
+        async with hold:
+            try:
+                yield
+            except BaseException as error:
+                if not hold.lost and _is_retried(error):
+                    await _leave_to_next(rule, semaphore, hold)
+                raise
+    finally:
+        _hold.reset(token)
+
+
+async def _turn(relay: Relay, rule: _Rule, semaphore: Semaphore) -> Hold:
+    """Waits for the permit, at most `slot_wait`; the request itself waits on when that is over."""
+    ticket = _ticket()
+    key = (semaphore.name, ticket)
+    waiting = relay.turns.take(key) or asyncio.ensure_future(_hold_of(semaphore, ticket))
+    try:
+        hold = await _heartbeating(waiting, rule.slot_wait_s)
+    except TimeoutError:
+        relay.turns.leave(key, waiting, rule.retry_lease_ms / 1000)
+        message = (
+            f"resource {semaphore.name!r}: no permit within {rule.slot_wait_s:g} s; the place in the queue is kept for "
+            "the next attempt"
+        )
+        raise ApplicationError(message, semaphore.name, ticket, type=AcquireTimeout.__name__) from None
+    except asyncio.CancelledError:
+        if _is_retried(asyncio.CancelledError()):
+            relay.turns.leave(key, waiting, rule.retry_lease_ms / 1000)
+        else:
+            relay.turns.give_up(waiting)
+        raise
+    if activity.info().attempt > 1:
+        # An attempt before this one may have held it, and may still run somewhere: from now on it is refused.
+        hold = await semaphore.adopt(hold.detach())
+    return hold
+
+
+async def _hold_of(semaphore: Semaphore, ticket: str) -> Hold:
+    return await semaphore.hold(ticket=ticket, owner=_owner())
+
+
+async def _heartbeating(waiting: asyncio.Future[Hold], seconds: float) -> Hold:
+    """What is waited for, or TimeoutError; the server hears meanwhile that the attempt lives."""
+    info = activity.info()
+    pause_s = info.heartbeat_timeout.total_seconds() / HEARTBEATS_A_TIMEOUT if info.heartbeat_timeout else None
+    async with asyncio.timeout(seconds):
+        while True:
+            done, _ = await asyncio.wait({waiting}, timeout=pause_s)
+            if done:
+                return waiting.result()
+            activity.heartbeat(*info.heartbeat_details)
+
+
+def _is_retried(error: BaseException) -> bool:
+    """Whether another attempt follows one that ends with this error, as far as an attempt can know."""
+    info = activity.info()
+    if isinstance(error, asyncio.CancelledError):
+        details = activity.cancellation_details()
+        return details is not None and (details.worker_shutdown or details.paused or details.reset)
+    if isinstance(error, ApplicationError) and error.non_retryable:
+        return False
+    policy = info.retry_policy
+    if policy is None:
+        return True
+    kind = error.type if isinstance(error, ApplicationError) else type(error).__name__
+    if kind in (policy.non_retryable_error_types or ()):
+        return False
+    return policy.maximum_attempts == 0 or info.attempt < policy.maximum_attempts
+
+
+async def _leave_to_next(rule: _Rule, semaphore: Semaphore, hold: Hold) -> None:
+    with contextlib.suppress(RedleaseError):
+        await semaphore.renew(hold.detach(), lease=rule.retry_lease_ms / 1000)
+
+
+def _owner() -> str:
+    info = activity.info()
+    return (info.workflow_id or info.activity_id).encode()[: limits.OWNER_BYTES_MAX].decode(errors="ignore")
+
+
+def _ticket() -> str:
+    """The ticket of the activity, which all its attempts share."""
+    info = activity.info()
+    run = info.workflow_run_id or info.activity_run_id
+    ticket = f"{info.namespace}/{info.workflow_id}/{run}/{info.activity_id}"
+    return ticket if len(ticket.encode()) <= limits.TICKET_BYTES_MAX else digest(ticket)

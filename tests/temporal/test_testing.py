@@ -1,0 +1,75 @@
+"""Workflows that use locks run without Redis, and over skipped time."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from skipping_flows import Hours, Impatient, note
+from temporalio.client import Client, WorkflowHandle
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import Worker
+
+from redlease_temporal.testing import InMemoryPlugin
+
+from helpers import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from temporal_server import TemporalServer
+
+
+@pytest.fixture
+async def skipping(time_skipping_server_path: str | None, task_queue: str) -> AsyncIterator[Client]:
+    """A client of a server that skips time, beside a worker."""
+    async with (
+        await WorkflowEnvironment.start_time_skipping(
+            test_server_existing_path=time_skipping_server_path, plugins=[InMemoryPlugin(time_skipping=True)]
+        ) as env,
+        Worker(env.client, task_queue=task_queue, workflows=[Hours, Impatient], activities=[note]),
+    ):
+        yield env.client
+
+
+async def test_hours_pass_while_some_hold_and_others_wait(skipping: Client, task_queue: str) -> None:
+    """Three holds of an hour each, one after the other, in no time: each waiter has the lock an hour later."""
+    handles = [
+        await skipping.start_workflow(Hours.run, id=f"{task_queue}-{number}", task_queue=task_queue)
+        for number in range(3)
+    ]
+    # Time is skipped as soon as a result is waited for, over the first steps of the others too.
+    for handle in handles:
+        await eventually(partial(_has_asked, handle))
+    ends = sorted([(await handle.result())[1] for handle in handles])
+    assert [later - sooner >= 3600 for sooner, later in pairwise(ends)] == [True, True]
+
+
+async def _has_asked(handle: WorkflowHandle[Any, Any]) -> bool:
+    return len((await handle.fetch_history()).events) > len(("started", "scheduled", "started", "completed"))
+
+
+async def test_a_deadline_passes_in_skipped_time(skipping: Client, task_queue: str) -> None:
+    """Who waits a minute for a hold of an hour times out, and is out of the queue."""
+    holding = await skipping.start_workflow(Hours.run, id=f"{task_queue}-holding", task_queue=task_queue)
+    impatient = await skipping.start_workflow(Impatient.run, id=f"{task_queue}-impatient", task_queue=task_queue)
+    assert await impatient.result() == "timed out"
+    await holding.result()
+    again = await skipping.execute_workflow(Impatient.run, id=f"{task_queue}-again", task_queue=task_queue)
+    assert again == "held"
+
+
+async def test_the_engine_in_memory_serves_an_ordinary_server(temporal_server: TemporalServer, task_queue: str) -> None:
+    """Waiting is by an activity there, and no Redis is needed either."""
+    client = await Client.connect(temporal_server.address, plugins=[InMemoryPlugin()])
+    async with Worker(client, task_queue=task_queue, workflows=[Impatient], activities=[note]):
+        results = await asyncio.gather(
+            *(
+                client.execute_workflow(Impatient.run, id=f"{task_queue}-{number}", task_queue=task_queue)
+                for number in range(5)
+            )
+        )
+    assert results == ["held"] * 5
