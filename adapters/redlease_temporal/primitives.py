@@ -26,6 +26,7 @@ Duration = float | timedelta
 ONCE = RetryPolicy(maximum_attempts=1)
 OFTEN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
 LOCAL_LIMIT = timedelta(seconds=1)
+LOCAL_IN_ALL = timedelta(seconds=5)  # with the time that it waits for one of the worker's slots for local activities
 
 
 def misuse(call: Any, *args: Any, **named: Any) -> Any:
@@ -395,7 +396,7 @@ async def _local(name: str, arg: Any, result: type[T], activity_id: str | None) 
         result_type=result,
         activity_id=activity_id,
         start_to_close_timeout=LOCAL_LIMIT,
-        schedule_to_close_timeout=LOCAL_LIMIT,
+        schedule_to_close_timeout=LOCAL_IN_ALL,
         retry_policy=ONCE,
     )
     return returned

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -18,6 +19,7 @@ from redlease.connection import Connection
 
 from .calls import OnClose, Terms
 
+CLAIM_MS = 3000  # how long a relay is taken to live that the registry does not know
 KEEP_MS = 14 * 24 * 3600 * 1000  # how long the registry outlives the last beat of the last relay
 
 
@@ -94,9 +96,9 @@ class _Keys(wire.Resource):
     PARTS: ClassVar[tuple[str, ...]] = ("watches", "owners", "relays")
 
 
-BEAT = _script("beat", "relay lease_ms keep_ms channel")
+BEAT = _script("beat", "relay lease_ms keep_ms channel generation")
 CLAIM = _script("claim", "relay watch text lease_ms channel")
-PUT = _script("put", "relay watch text")
+PUT = _script("put", "relay watch text generation")
 DROP = _script("drop", "relay watch channel")
 INHERIT = _script("inherit", "relay from")
 SAY = _script("say", "channel message")
@@ -104,9 +106,10 @@ SCRIPTS = (BEAT, CLAIM, PUT, DROP, INHERIT, SAY)
 
 
 class Beat(NamedTuple):
-    """What a beat heard."""
+    """What a beat heard: whether its watches may have gone to others, and whether the registry has lost its data."""
 
     fresh: bool
+    emptied: bool
     soonest_ms: int
     lapsed: list[str]
 
@@ -118,21 +121,33 @@ class Registry:
         self.relay = relay
         self.channel = f"{prefix}:relays:{group}"
         self._connection = connection
+        self._generation = ""
         self._keys = _Keys(prefix, f"relays {group}")
 
     async def beat(self, lease_ms: int, *, limit_ms: float | None = None) -> Beat:
         """Says that this relay lives, for so long; 0: that it leaves."""
-        fresh, soonest, *lapsed = await self._call(BEAT, self.relay, lease_ms, KEEP_MS, self.channel, limit_ms=limit_ms)
-        return Beat(bool(fresh), soonest, [name.decode() for name in lapsed])
+        candidate = secrets.token_hex(4)
+        generation, fresh, soonest, *lapsed = await self._call(
+            BEAT, self.relay, lease_ms, KEEP_MS, self.channel, candidate, limit_ms=limit_ms
+        )
+        emptied = self._generation not in {"", generation.decode()}
+        self._generation = generation.decode()
+        return Beat(bool(fresh), emptied, soonest, [name.decode() for name in lapsed])
 
-    async def claim(self, watch: Watch, lease_ms: int, *, limit_ms: float | None = None) -> Watch:
+    async def claim(self, watch: Watch, *, limit_ms: float | None = None) -> Watch:
         """Makes a watch this relay's; as it was written before, if it was."""
-        values = await self._call(CLAIM, self.relay, watch.id, watch.text(), lease_ms, self.channel, limit_ms=limit_ms)
+        values = await self._call(CLAIM, self.relay, watch.id, watch.text(), CLAIM_MS, self.channel, limit_ms=limit_ms)
         return Watch.read(values[0])
 
     async def put(self, watch: Watch) -> bool:
-        """Writes down how a watch stands; False when it is no longer this relay's."""
-        return bool((await self._call(PUT, self.relay, watch.id, watch.text()))[0])
+        """Writes down how a watch stands; False when it is no longer this relay's.
+
+        Where Redis has lost its data nobody has it: it is written anew.
+        """
+        written = (await self._call(PUT, self.relay, watch.id, watch.text(), self._generation))[0]
+        if written < 0:
+            await self.claim(watch)
+        return bool(written)
 
     async def drop(self, watch_id: str, *, anyones: bool = False, limit_ms: float | None = None) -> Watch | None:
         """Ends a watch; what was written of it."""

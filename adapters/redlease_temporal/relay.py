@@ -151,7 +151,9 @@ class Relay:
             wait_ms = lease_ms / BEATS_A_LEASE
             try:
                 beat = await self.registry.beat(lease_ms)
-                if beat.fresh:
+                if beat.emptied:
+                    await asyncio.gather(*(self.registry.claim(each.watch) for each in list(self._watchers.values())))
+                elif beat.fresh:
                     await self._forget_lost()
                 for lapsed in beat.lapsed:
                     await self._inherit(lapsed)
@@ -184,6 +186,11 @@ class Relay:
             for watch in watches:
                 self.tend(Watcher(self, watch))
 
+    async def _verify(self, watcher: Watcher) -> None:
+        """Looks whether it is still this relay's: it may have had the same one anew since the message was sent."""
+        if not await self.registry.put(watcher.watch):
+            self.forget(watcher)
+
     def _on_message(self, payload: bytes) -> None:
         kind, *rest = payload.decode().split(" ", 1)
         if kind == "left":
@@ -191,7 +198,7 @@ class Relay:
         elif kind == "gone":
             owner, watch_id = rest[0].split(" ")
             if owner == self.name and watch_id in self._watchers:
-                self.forget(self._watchers[watch_id])
+                self.spawn(self._verify(self._watchers[watch_id]))
         elif kind == "look":
             for watcher in self._watchers.values():
                 if watcher.watch.terms.resource == rest[0] and watcher.watch.fence:
@@ -276,7 +283,7 @@ class Relay:
 
     async def _claim(self, watch: Watch, *, limit_ms: float | None) -> Watch:
         """Makes the watch this relay's, with what is known of an earlier copy of the request."""
-        known = await self.registry.claim(watch, RELAY_LEASE_MS[1], limit_ms=limit_ms)
+        known = await self.registry.claim(watch, limit_ms=limit_ms)
         watch.arrival = known.arrival
         if known.request == watch.request and known.fence:
             watch.fence, watch.granted_at_ms, watch.capacity = known.fence, known.granted_at_ms, known.capacity
@@ -339,7 +346,7 @@ class Relay:
         permit, watch = adopting.permit, self._watch(adopting.wish)
         resource = wire.Resource(self.prefix, permit.resource)
         async with asyncio.timeout(AT_ONCE_S):
-            known = await self.registry.claim(watch, RELAY_LEASE_MS[1])
+            known = await self.registry.claim(watch)
             # No ghost of a run is left once the next one of its chain runs. (The same request is a repeated one.)
             before = known if known.request != watch.request else None
             same = before is not None and (before.workflow_id, before.chain) == (watch.workflow_id, watch.chain)

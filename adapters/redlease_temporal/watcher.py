@@ -74,9 +74,8 @@ class Watcher:
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         if not self._standing.done():
-            self._standing.cancel()
-        elif not self._standing.cancelled():
-            self._standing.exception()  # seen
+            self._standing.set_exception(TimeoutError())  # whoever asked asks again
+        self._standing.exception()  # seen
 
     async def standing(self) -> Standing:
         """How the request stands as soon as the server has said so; raises what it was refused for."""
@@ -128,6 +127,7 @@ class Watcher:
 
     async def _owner_closed(self) -> None:
         """The run is over: so is its use of the permit, unless it is to end by its lease."""
+        self.stop()
         if not self.watch.fence or self.watch.on_close == "release":
             await self._relay.give_back(self._resource, self.watch)
         await self._over()

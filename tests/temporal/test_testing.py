@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +42,16 @@ async def test_hours_pass_while_some_hold_and_others_wait(skipping: Client, task
     ]
     # Time is skipped as soon as a result is waited for, over the first steps of the others too.
     for handle in handles:
-        await eventually(partial(_has_asked, handle))
+        await _until_asked(handle)
     ends = sorted([(await handle.result())[1] for handle in handles])
     assert [later - sooner >= 3600 for sooner, later in pairwise(ends)] == [True, True]
 
 
-async def _has_asked(handle: WorkflowHandle[Any, Any]) -> bool:
-    return len((await handle.fetch_history()).events) > len(("started", "scheduled", "started", "completed"))
+async def _until_asked(handle: WorkflowHandle[Any, Any]) -> None:
+    async def asked() -> bool:
+        return len((await handle.fetch_history()).events) > len(("started", "scheduled", "started", "completed"))
+
+    await eventually(asked)
 
 
 async def test_a_deadline_passes_in_skipped_time(skipping: Client, task_queue: str) -> None:

@@ -1,9 +1,10 @@
 -- put: a relay writes down how one of its watches stands.
 -- KEYS: watches owners relays
--- ARGV: tag relay watch text
--- Reply: {tag, written}; written 0 when the watch is no longer its own, or over
+-- ARGV: tag relay watch text generation
+-- Reply: {tag, written}; written 0 when the watch is no longer its own, or over; -1 when the registry has lost its data
 -- Cost: O(1).
 local tag, relay, watch, text = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+if redis.call('HGET', KEYS[1], '!') ~= ARGV[5] then return {tag, -1} end
 local had = redis.call('HGET', KEYS[1], watch)
 if string.match(had or '', '^%S+') ~= relay then return {tag, 0} end
 redis.call('HSET', KEYS[1], watch, relay .. ' ' .. text)
