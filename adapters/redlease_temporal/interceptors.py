@@ -46,13 +46,15 @@ class RelayInterceptor(Interceptor):
 
     def __init__(self, relay: Relay | None, task_queue: str, wait_attempt_s: float) -> None:
         self._relay = relay
-        self._new_run: Callable[[], Run] = lambda: Run(task_queue, wait_attempt_s)
+        new_run: Callable[[], Run] = lambda: Run(task_queue, wait_attempt_s)
+        # The SDK makes one of these for each workflow, with no other arguments than its own.
+        self._workflow_class = type("LockedWorkflow", (_LockedWorkflow,), {"new_run": staticmethod(new_run)})
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002
         return next if self._relay is None else _GuardedActivities(next, self._relay)
 
     def workflow_interceptor_class(self, _: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:
-        return type("LockedWorkflow", (_LockedWorkflow,), {"new_run": staticmethod(self._new_run)})
+        return self._workflow_class
 
 
 class _LockedWorkflow(WorkflowInboundInterceptor):

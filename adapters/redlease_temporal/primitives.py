@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, TimeoutType
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, RetryState, TimeoutType
 from temporalio.exceptions import TimeoutError as ActivityTimeout
 
 from redlease import limits
@@ -277,10 +277,12 @@ class Semaphore:
             standing = await self._enqueue(wish)
             permit = standing.permit or await self._wait(run, wish, standing, timeout)
         except ActivityError as error:
+            if (refused := refusal(error)) is not None:
+                raise refused from error
             await to_its_end(self._give(calls.Giving(self._terms, wish.ticket)))
-            if (refused := self._refused(wish, error, timeout)) is None:
-                raise
-            raise refused from error
+            if isinstance(error.cause, ActivityTimeout) and error.cause.type == TimeoutType.SCHEDULE_TO_CLOSE:
+                raise self._timed_out(wish, timeout or timedelta(0)) from error
+            raise
         except asyncio.CancelledError:
             await to_its_end(self._give(calls.Giving(self._terms, wish.ticket)))
             raise
@@ -294,7 +296,7 @@ class Semaphore:
         try:
             return await _local(calls.ENQUEUE, wish, calls.Standing, wish.local_id)
         except ActivityError as error:
-            if refusal(error) is not None or error.retry_state is None or _is_cancelled(error):
+            if refusal(error) is not None or _is_cancelled(error):
                 raise
             return calls.Standing()  # Redis did not answer at once: the activity that waits goes on asking
 
@@ -326,11 +328,6 @@ class Semaphore:
             await to_its_end(self._give(calls.Giving(self._terms, wish.ticket)))
             raise self._timed_out(wish, timeout or timedelta(0)) from None
         return run.granted.pop(key)
-
-    def _refused(self, wish: calls.Wish, error: ActivityError, timeout: timedelta | None) -> Exception | None:
-        if isinstance(error.cause, ActivityTimeout) and error.cause.type == TimeoutType.SCHEDULE_TO_CLOSE:
-            return self._timed_out(wish, timeout or timedelta(0))
-        return refusal(error)
 
     def _timed_out(self, wish: calls.Wish, timeout: timedelta) -> AcquireTimeout:
         message = (
@@ -390,15 +387,27 @@ def _timeout_of(timeout: Duration | None) -> timedelta | None:
 
 
 async def _local(name: str, arg: Any, result: type[T], activity_id: str | None) -> T:
-    returned: T = await workflow.execute_local_activity(
-        name,
-        arg,
-        result_type=result,
-        activity_id=activity_id,
-        start_to_close_timeout=LOCAL_LIMIT,
-        schedule_to_close_timeout=LOCAL_IN_ALL,
-        retry_policy=ONCE,
-    )
+    try:
+        returned: T = await workflow.execute_local_activity(
+            name,
+            arg,
+            result_type=result,
+            activity_id=activity_id,
+            start_to_close_timeout=LOCAL_LIMIT,
+            schedule_to_close_timeout=LOCAL_IN_ALL,
+            retry_policy=ONCE,
+        )
+    except ApplicationError as error:
+        # The failure of a local activity comes as it was raised, not as the cause of one that names the activity.
+        raise ActivityError(
+            "Activity task failed",
+            scheduled_event_id=0,
+            started_event_id=0,
+            identity="",
+            activity_type=name,
+            activity_id=activity_id or "",
+            retry_state=RetryState.MAXIMUM_ATTEMPTS_REACHED,
+        ) from error
     return returned
 
 

@@ -87,6 +87,7 @@ class Relay:
                     await self._end()
 
     async def _start(self) -> None:
+        self._changed = asyncio.Event()  # of this event loop
         self.client = self.settings.make_client()
         self.room = self.client.room
         connection = self.room.connection

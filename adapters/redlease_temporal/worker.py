@@ -8,7 +8,6 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import temporalio.client
 import temporalio.worker
@@ -85,7 +84,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
             wait_attempt=wait_attempt,
             looks_per_second=looks_per_second,
         )
-        self._relays: WeakKeyDictionary[Client, Relay] = WeakKeyDictionary()
+        self._relays: dict[Client, Relay] = {}
         self._making = threading.Lock()
 
     # Client
