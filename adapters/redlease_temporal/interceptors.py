@@ -8,6 +8,7 @@ a permit does not run unless that is still held.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -46,7 +47,7 @@ class RelayInterceptor(Interceptor):
 
     def __init__(self, relay: Relay | None, task_queue: str, wait_attempt_s: float) -> None:
         self._relay = relay
-        new_run: Callable[[], Run] = lambda: Run(task_queue, wait_attempt_s)
+        new_run = functools.partial(Run, task_queue, wait_attempt_s)
         # The SDK makes one of these for each workflow, with no other arguments than its own.
         self._workflow_class = type("LockedWorkflow", (_LockedWorkflow,), {"new_run": staticmethod(new_run)})
 

@@ -65,8 +65,10 @@ if record then
   end
   if kept then
     if its_weight ~= weight then return {tag, OTHER_WEIGHT, its_weight} end
-    -- A late copy, sent before its client moved to a new place, must not tie the ticket to the old one again.
+    -- A late copy, sent before its client moved to a new place, must not tie the ticket to the old one again. The places
+    -- of two clients tell nothing of each other: a request that is handed from one to the next goes on with the latter.
     if its_request == request and its_place ~= place
+      and string.match(its_place, '^[^|]*') == string.match(place, '^[^|]*')
       and tonumber(string.match(its_place, '%d+$') or 0) > tonumber(string.match(place, '%d+$') or 0) then
       return {tag, WITHDRAWN}
     end
