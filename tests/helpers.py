@@ -72,6 +72,12 @@ async def left_over(raw: redis.asyncio.Redis, prefix: str) -> list[str]:
     return found
 
 
+async def watches_of(raw: redis.asyncio.Redis, prefix: str) -> list[str]:
+    """Return what the relays of workflows watch under a prefix; the mark "!" of their registry's life is none."""
+    keys = [key async for key in raw.scan_iter(match=f"{prefix}:*:watches", count=1000)]
+    return [str(text) for key in keys for watch_id, text in (await raw.hgetall(key)).items() if watch_id != "!"]
+
+
 async def cancel(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait until they have ended, whatever their outcome."""
     for task in tasks:

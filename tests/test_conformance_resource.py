@@ -15,7 +15,7 @@ from helpers import cancel, eventually, left_over, queue_up, until_waiting
 if TYPE_CHECKING:
     import redis.asyncio
 
-    from redlease import Redlease, Snapshot
+    from redlease import Redlease, Semaphore, Snapshot
 
     from conftest import MakeClient, MakeOne
 
@@ -246,6 +246,27 @@ async def test_watch_sees_what_lapses(client: Redlease) -> None:
     assert len((await anext(watching)).holders) == 1
     assert (await asyncio.wait_for(anext(watching), 2)).holders == ()
     await watching.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_watch_is_cancelled_whatever_comes_with_it(client: Redlease) -> None:
+    """A cancellation at the moment of a change, some turns of the loop more or less, ends the watch."""
+    for turns in range(24):
+        pool = client.lock(f"r{turns}")
+        seen = asyncio.Event()
+
+        async def look(pool: Semaphore = pool, seen: asyncio.Event = seen) -> None:
+            async for _ in pool.watch():
+                seen.set()
+
+        watching = asyncio.create_task(look())
+        await seen.wait()
+        await pool.release(await pool.acquire())
+        for _ in range(turns % 8):
+            await asyncio.sleep(0)
+        watching.cancel()
+        done, _ = await asyncio.wait({watching}, timeout=5)
+        assert done, f"it went on after {turns} turns"
+        assert watching.cancelled()
 
 
 async def test_many_may_watch(client: Redlease) -> None:

@@ -12,6 +12,7 @@ import heapq
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from itertools import count
 from typing import NamedTuple
@@ -33,6 +34,7 @@ logger = logging.getLogger("redlease.temporal")
 SELDOM_MS, OFTEN_MS = 10_000.0, 1_000.0  # how often a run is looked at: while nobody waits for what it holds, and then
 PAGE = 200  # events a call
 CHAIN_MAX = 20  # successors followed in one look
+ANSWER = timedelta(seconds=5)  # how long a call may take: a server that has stopped leaves it without any reply
 
 
 class Fate(Enum):
@@ -117,19 +119,23 @@ class Owners:
         self._changed.set()
 
     async def run(self) -> None:
-        """Looks at whatever is due, one after the other, until it is cancelled."""
-        while True:
-            self._changed.clear()
-            wait_s = (self._heap[0][0] - clock.now_ms()) / 1000 if self._heap else None
-            if wait_s is None or wait_s > 0:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), wait_s)
-                continue
-            due_ms, _, run = heapq.heappop(self._heap)
-            entry = self._entries.get(run)
-            if entry is not None and entry.due_ms == due_ms:
-                # The looks of one turn overlap: their number a second is bounded, not their time.
-                await asyncio.gather(self.look(run), asyncio.sleep(self._pause_s))
+        """Looks at whatever is due until it is cancelled."""
+        async with asyncio.TaskGroup() as looks:
+            while True:
+                self._changed.clear()
+                wait_s = (self._heap[0][0] - clock.now_ms()) / 1000 if self._heap else None
+                if wait_s is None or wait_s > 0:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(wait_s):
+                            await self._changed.wait()
+                    continue
+                due_ms, _, run = heapq.heappop(self._heap)
+                entry = self._entries.get(run)
+                if entry is not None and entry.due_ms == due_ms:
+                    # The looks overlap: their number a second is bounded, not their time. With the server away each
+                    # takes long, and of the last run too it is to be known in time that nothing is known.
+                    looks.create_task(self.look(run))
+                    await asyncio.sleep(self._pause_s)
 
     async def look(self, run: Run) -> Look:
         """Looks at a run now, and tells everybody who watches it."""
@@ -169,7 +175,9 @@ class Owners:
         self.looks += 1
         execution = WorkflowExecution(workflow_id=workflow_id, run_id=run_id)
         request = DescribeWorkflowExecutionRequest(namespace=self._client.namespace, execution=execution)
-        described = await self._client.workflow_service.describe_workflow_execution(request, retry=False)
+        described = await self._client.workflow_service.describe_workflow_execution(
+            request, retry=False, timeout=ANSWER
+        )
         status = WorkflowExecutionStatus(described.workflow_execution_info.status)
         reset_run_id = described.workflow_extended_info.reset_run_id
         latest = ""
@@ -191,7 +199,9 @@ class Owners:
             maximum_page_size=size,
             next_page_token=page,
         )
-        reply = await self._client.workflow_service.get_workflow_execution_history_reverse(request, retry=False)
+        reply = await self._client.workflow_service.get_workflow_execution_history_reverse(
+            request, retry=False, timeout=ANSWER
+        )
         return list(reply.history.events), reply.next_page_token
 
     async def has_recorded(self, run: Run, event_id: int, local_id: str, wait_id: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.api.workflowservice.v1 import GetClusterInfoRequest
 from temporalio.client import Client
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import Redlease, RedleaseError, clock, limits, wire
 from redlease.connection import settles
@@ -60,6 +60,7 @@ class Relay:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watchers: dict[str, Watcher] = {}
         self._changed = asyncio.Event()
+        self._unheard = asyncio.Event()
         self.turns = Turns(self.spawn)
         self._around = contextlib.AsyncExitStack()
         # What runs as long as the relay does, the internal worker.
@@ -99,6 +100,7 @@ class Relay:
         await connection.subscribe(self.registry.channel, self._on_message)
         connection.start()
         self.spawn(self._beat())
+        self.spawn(self._find_unheard())
         self.spawn(self.owners.run())
         await self._around.enter_async_context(self.around())
 
@@ -106,7 +108,9 @@ class Relay:
         """What tells this Temporal cluster from others that use the same Redis."""
         try:
             info = await self.temporal.workflow_service.get_cluster_info(GetClusterInfoRequest())
-        except RPCError:  # it may be forbidden
+        except RPCError as error:
+            if error.status not in {RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED}:
+                raise  # a relay that called the cluster by another name would not find the others
             return self.temporal.service_client.config.target_host
         return info.cluster_id
 
@@ -284,11 +288,33 @@ class Relay:
 
     async def _claim(self, watch: Watch, *, limit_ms: float | None) -> Watch:
         """Makes the watch this relay's, with what is known of an earlier copy of the request."""
-        known = await self.registry.claim(watch, limit_ms=limit_ms)
+        known = await self._known(watch, limit_ms=limit_ms)
         watch.arrival = known.arrival
         if known.request == watch.request and known.fence:
             watch.fence, watch.granted_at_ms, watch.capacity = known.fence, known.granted_at_ms, known.capacity
         return watch
+
+    async def _known(self, watch: Watch, *, limit_ms: float | None = None) -> Watch:
+        """Makes the watch this relay's, and returns what was written of it."""
+        try:
+            return await self.registry.claim(watch, limit_ms=limit_ms)
+        except (RedleaseError, asyncio.CancelledError):
+            self._unheard.set()
+            raise
+
+    async def _find_unheard(self) -> None:
+        """Tends what a claim without an answer has made this relay's: nobody else would, as long as this one lives."""
+        while True:
+            await self._unheard.wait()
+            self._unheard.clear()
+            try:
+                _, watches = await self.registry.inherit(self.name)
+            except RedleaseError as error:
+                logger.warning("the relay could not read what is its own: %s", error)
+                continue
+            for watch in watches:
+                if watch.id not in self._watchers:
+                    self.tend(Watcher(self, watch))
 
     async def enqueue(self, wish: calls.Wish) -> calls.Standing:
         """Queues a request; how it stands. Waits for Redis less than a second."""
@@ -309,7 +335,10 @@ class Relay:
 
     async def wait(self, wish: calls.Wish, token: bytes) -> None:
         """Sees to it that the activity with this token is completed once the request is granted."""
-        watch = await self._claim(self._watch(wish), limit_ms=LEAVE_MS)
+        watch = self._watch(wish)
+        # The marker of the local activity says that it queued: only this activity's completion records the grant.
+        watch.local_id = watch.wait_id
+        await self._claim(watch, limit_ms=LEAVE_MS)
         watcher = Watcher(self, watch)
         watcher.attach(token)
         await self.registry.put(watch)
@@ -347,7 +376,7 @@ class Relay:
         permit, watch = adopting.permit, self._watch(adopting.wish)
         resource = wire.Resource(self.prefix, permit.resource)
         async with asyncio.timeout(AT_ONCE_S):
-            known = await self.registry.claim(watch)
+            known = await self._known(watch)
             # No ghost of a run is left once the next one of its chain runs. (The same request is a repeated one.)
             before = known if known.request != watch.request else None
             same = before is not None and (before.workflow_id, before.chain) == (watch.workflow_id, watch.chain)

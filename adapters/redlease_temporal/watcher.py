@@ -10,7 +10,9 @@ import asyncio
 import base64
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from temporalio.client import AsyncActivityCancelledError
 from temporalio.service import RPCError, RPCStatusCode
@@ -32,12 +34,18 @@ logger = logging.getLogger("redlease.temporal")
 
 BY_SIGNAL_TOKEN = "signal"  # noqa: S105  stands where a task token would
 RENEWALS_A_LEASE = 3
+NOTICE_S = 2.0  # a renewal tells whether anybody waits: services that do so say it to no relay
 FIRST_LOOK_S = 1.0  # after which a new hold is first looked at: most are over by then, and cost nothing more
 RETRY_S = (0.1, 5.0)  # the first and the longest pause after the Temporal server did not answer
+ANSWER_S = 5.0  # how long it may take to answer
 
 
 class _GoneError(Exception):
     """Another relay has the watch, or it is over."""
+
+
+class _LostError(Exception):
+    """The permit is gone, and its run may have been told before that it has it."""
 
 
 class Watcher:
@@ -57,6 +65,8 @@ class Watcher:
         self._adopt_until_ms: float | None = None
         self._closed = False
         self._held_ms = 0
+        # Whether the run may have heard of the grant: of another relay's it may, unless it asks just now.
+        self._told = watch.fence > 0 and not at_once
         self._task: asyncio.Task[None] | None = None
 
     # Life
@@ -141,10 +151,13 @@ class Watcher:
     async def _tend(self) -> None:
         watch = self.watch
         try:
-            if watch.fence and not watch.recorded and not await self._renew():
-                watch.fence = 0
+            if watch.fence and not watch.recorded:  # an earlier copy of the request has got it
+                if await self._renew():
+                    self._tell(Standing(self.permit))
+                else:
+                    await self._begin_anew()
             while not await self._granted_and_recorded():
-                watch.fence = 0
+                await self._begin_anew()
                 await self._save()
                 if self.at_once:
                     await self._over()
@@ -154,10 +167,27 @@ class Watcher:
             if watch.keep:
                 await self._keep()
             await self._over()
+        except _LostError:
+            await self._signal_loss()
+            await self._over()
         except _GoneError:
             self._relay.forget(self)
         except (RedleaseError, ValueError) as error:
             await self._refuse(error)
+
+    async def _begin_anew(self) -> None:
+        """The grant lapsed before it was seen in the run's history; raises when the run may think that it holds."""
+        if self.at_once and self._standing.done():
+            # Its marker may still come, from a workflow task that has other local activities to wait for.
+            raise _LostError
+        while self._told:
+            recorded = await self._answered(self._is_recorded())
+            if recorded:
+                raise _LostError
+            self._told = recorded is None
+            if self._told:
+                await self._pause(self._renewal_s)
+        self.watch.fence = 0
 
     async def _granted_and_recorded(self) -> bool:
         if not self.watch.fence:
@@ -182,10 +212,12 @@ class Watcher:
         watch.fence, watch.granted_at_ms, watch.capacity = granted.fence, granted.granted_at_ms, granted.capacity
         watch.recorded = False
         await self._save()
+        self._told = False
         self._tell(Standing(self.permit))
 
     def _queued(self, waiting: Waiting, queued: wire.Queued) -> None:
-        self.at_once = False  # whoever asked goes on to wait for it
+        self.at_once = False  # whoever asked goes on to wait for it, and the marker of having asked records no grant
+        self.watch.local_id = self.watch.wait_id
         if self._relay.settings.by_signal:
             self.watch.token = BY_SIGNAL_TOKEN
             self._tell(Standing(None, queued.ahead, calls.BY_SIGNAL))
@@ -200,27 +232,42 @@ class Watcher:
         """Sees to it that the run's history has the grant; False when it lapsed before that.
 
         What no history has is given no more time, but for one lease when there is somebody to be told of it: an orphan
-        lapses, however long its run stays open.
+        lapses, however long its run stays open. As long as the Temporal server does not say, it may be no orphan.
         """
         watch = self.watch
         if self.at_once:
             if not watch.keep:
                 return True  # nobody renews it
             await self._pause(min(FIRST_LOOK_S, self._renewal_s))
-        tried = ""
+        tried, known_ms = "", clock.now_ms()
+        recorded: bool | None = False
         while True:
             token = watch.token
-            if not await (self._renew() if token != tried else self._check()):
+            unknown = recorded is None and clock.now_ms() - known_ms < self._relay.settings.unknown_grace_ms
+            if not await (self._renew() if unknown or token != tried else self._check()):
                 return False
             tried = token
-            watch.recorded = await (self._complete(token) if token else self._is_recorded())
-            if watch.recorded:
+            recorded = await self._answered(self._complete(token) if token else self._is_recorded())
+            if recorded:
+                watch.recorded = True
                 await self._save()
                 return True
-            await self._pause(self._renewal_s)
+            if recorded is not None:
+                known_ms = clock.now_ms()
+            await self._pause(self._renewal_s if recorded is not None else self._renewal_s / 2)
 
-    async def _complete(self, token: str) -> bool:
-        """Completes the activity that waits; whether its completion is in the history."""
+    async def _answered(self, asking: Coroutine[Any, Any, bool | None]) -> bool | None:
+        """What the Temporal server says, None when it does not say it soon enough for the permit to be renewed."""
+        try:
+            async with asyncio.timeout(min(ANSWER_S, self._renewal_s / 2)):
+                return await asking
+        except TimeoutError:
+            logger.warning("%s: the Temporal server did not answer in time", self)
+            return None
+
+    async def _complete(self, token: str) -> bool | None:
+        """Completes the activity that waits; whether its completion is in the history, None when that is not known."""
+        self._told = True
         try:
             await self._tell_of_grant(token)
         except AsyncActivityCancelledError:
@@ -228,7 +275,7 @@ class Watcher:
         except RPCError as error:
             if error.status != RPCStatusCode.NOT_FOUND:
                 logger.warning("%s: the grant could not be told to the Temporal server yet: %s", self, error)
-                return False
+                return None
             # Either an earlier completion came through and its reply was lost, or this attempt is over: the history
             # of the run says which, should it be open.
             if self.watch.token == token:
@@ -245,7 +292,8 @@ class Watcher:
         else:
             await temporal.get_async_activity_handle(task_token=base64.b64decode(token)).complete(self.permit)
 
-    async def _is_recorded(self) -> bool:
+    async def _is_recorded(self) -> bool | None:
+        """Whether the run's history has the grant, None when that is not known."""
         watch = self.watch
         if self._relay.settings.by_signal:
             return True
@@ -253,7 +301,7 @@ class Watcher:
             return await self._relay.owners.has_recorded(self._run, watch.event_id, watch.local_id, watch.wait_id)
         except RPCError as error:
             logger.warning("%s: the Temporal server did not say whether the run has the grant: %s", self, error)
-            return False
+            return None
 
     async def _keep(self) -> None:
         """Renews it until it is lost, or nobody is to have it any more."""
@@ -264,7 +312,7 @@ class Watcher:
                 if self._adopt_until_ms is None:
                     await self._signal_loss()
                 return
-            await self._pause(self._renewal_s)
+            await self._pause(min(self._renewal_s, NOTICE_S))
 
     def _may_renew(self) -> bool:
         if self.watch.max_hold_ms is not None and self._held_ms >= self.watch.max_hold_ms:
@@ -282,7 +330,7 @@ class Watcher:
         pause_s = RETRY_S[0]
         while True:
             try:
-                await handle.signal(LOST_SIGNAL, lost)
+                await handle.signal(LOST_SIGNAL, lost, rpc_timeout=timedelta(seconds=ANSWER_S))
             except RPCError as error:
                 if error.status == RPCStatusCode.NOT_FOUND:
                     return

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from lock_flows import Chain, Locked, Plain, Sleeper, Unlocked, Use, plain, work
 from temporalio.api.enums.v1 import EventType
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
 from redlease_temporal.worker import RedleasePlugin
+
+from helpers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -65,3 +67,36 @@ async def test_a_permit_goes_from_run_to_run(client: Client, task_queue: str) ->
     fences = await client.execute_workflow(Chain.run, args=[use, None, []], id=task_queue, task_queue=task_queue)
     assert len(fences) == 3
     assert len(set(fences)) == 1
+
+
+async def test_holds_outlive_the_workers_memory(
+    temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str
+) -> None:
+    """Runs that are taken out of the cache while they hold or wait neither release nor lose their place."""
+    client = await Client.connect(temporal_server.address, plugins=[RedleasePlugin(redis_url, prefix=prefix)])
+    async with Worker(
+        client, task_queue=task_queue, workflows=WORKFLOWS, activities=[work, plain], max_cached_workflows=1
+    ):
+        handles = [
+            await client.start_workflow(
+                Sleeper.run, Use("r", capacity=2, lease=2.0), id=f"{task_queue}-{number}", task_queue=task_queue
+            )
+            for number in range(4)
+        ]
+        fences: list[int] = []
+        for _ in range(4):
+            held = await eventually(lambda: _holding(handles), within=10)
+            if not fences:
+                await asyncio.sleep(2.5)  # longer than the lease
+            fences.append(await held.query(Sleeper.held))
+            await held.signal(Sleeper.proceed)
+            assert await held.result() == f"kept {fences[-1]}"
+            handles.remove(held)
+    assert len(set(fences)) == 4
+
+
+async def _holding(handles: list[WorkflowHandle[Any, str]]) -> WorkflowHandle[Any, str] | None:
+    for handle in handles:
+        if await handle.query(Sleeper.held):
+            return handle
+    return None

@@ -1,0 +1,116 @@
+"""The examples run to their end and keep what they promise: here on the tests' servers, by `make` on their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from children import running
+from helpers import eventually
+from servers import free_port
+from temporal_cli import find_cli
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from temporal_server import TemporalServer
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "temporal"
+WITHIN = 45.0
+
+SAY = {
+    "gpu_pool": ("at most 3 inside at any moment", "granted in the order of arrival", "everybody was served"),
+    "ledger": ("every payment is booked once", "the late writer was refused by its fence"),
+    "shared": ("at most 2 inside at any moment", "granted in the order of arrival, in one queue"),
+}
+
+
+async def output_of(example: str, **environment: str) -> str:
+    """Run an example and return what it printed; nothing of that may be an error, and its status is 0."""
+    # A program's own directory is on its path, as for whoever runs it by hand.
+    process_environment = os.environ | {"PYTHONSAFEPATH": ""} | environment
+    async with running(
+        sys.executable, str(EXAMPLES / f"{example}.py"), stderr=asyncio.subprocess.STDOUT, env=process_environment
+    ) as process:
+        output, _ = await asyncio.wait_for(process.communicate(), WITHIN)
+    text = output.decode()
+    assert process.returncode == 0, text
+    assert "Traceback" not in text
+    return text
+
+
+def assert_kept(example: str, text: str) -> None:
+    """The verdict names each promise as kept."""
+    for promise in SAY[example]:
+        assert f"✓  {promise}" in text
+    assert "✗" not in text
+
+
+@pytest.fixture
+def surroundings(temporal_server: TemporalServer, redis_url: str) -> dict[str, str]:
+    """What tells an example which servers to use."""
+    return {"TEMPORAL_ADDRESS": temporal_server.address, "REDIS_URL": redis_url}
+
+
+@pytest.fixture
+async def postgres() -> AsyncIterator[str]:
+    """The URL of a PostgreSQL server of its own, whose data is gone with the test."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    assert found, "there is no PostgreSQL under /usr/lib/postgresql: install it"
+    programs = found[-1].parent
+    # It refuses to run as root, so there it runs as the user that its package makes.
+    user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
+    directory, port = Path(tempfile.mkdtemp(prefix="redlease-pg-", dir="/tmp")), free_port()
+    if user:
+        shutil.chown(directory, "postgres", "postgres")
+    data, quiet = str(directory / "data"), asyncio.subprocess.DEVNULL
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        making = ["--pgdata", data, "--username", "redlease", "--auth", "trust", "--no-sync"]
+        made = await stack.enter_async_context(running(*user, str(programs / "initdb"), *making, cwd="/"))
+        await made.communicate()
+        assert made.returncode == 0
+        serving = ["-D", data, "-p", str(port), "-k", str(directory), "-c", "listen_addresses=127.0.0.1", "-F"]
+        server = await stack.enter_async_context(
+            running(*user, str(programs / "postgres"), *serving, stderr=quiet, cwd="/")
+        )
+
+        async def end() -> None:
+            # Killed outright it would leave its shared memory behind.
+            server.send_signal(signal.SIGINT)
+            await asyncio.wait_for(server.wait(), 10)
+
+        stack.push_async_callback(end)
+        status = directory / "data" / "postmaster.pid"
+        await eventually(lambda: status.exists() and status.read_text().rstrip().endswith("ready"), 20)
+        yield f"postgresql://redlease@127.0.0.1:{port}/postgres"
+
+
+@pytest.mark.parametrize("example", SAY)
+async def test_an_example_keeps_what_it_promises(example: str, surroundings: dict[str, str]) -> None:
+    """Its verdict names each promise as kept, and its exit status is 0."""
+    assert_kept(example, await output_of(example, **surroundings, DATABASE_URL=""))
+
+
+async def test_postgresql_refuses_a_late_writer(surroundings: dict[str, str], postgres: str) -> None:
+    """The ledger's guard is SQL that PostgreSQL takes as well."""
+    assert_kept("ledger", await output_of("ledger", **surroundings, DATABASE_URL=postgres))
+
+
+async def test_an_example_brings_its_own_servers() -> None:
+    """With neither server named it starts both, and ends them."""
+    assert_kept("gpu_pool", await output_of("gpu_pool", TEMPORAL_ADDRESS="", REDIS_URL="", PATH=path_with_cli()))
+
+
+def path_with_cli() -> str:
+    """PATH with the Temporal CLI, as `make example-temporal` sets it."""
+    return os.pathsep.join((str(find_cli().parent), os.environ["PATH"]))
