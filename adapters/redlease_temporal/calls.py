@@ -89,11 +89,15 @@ class Granted:
 
 @dataclass(frozen=True)
 class Giving:
-    """A ticket to be taken out: as holder with that fence, or whatever it is. `administrative`: whoever's it is."""
+    """A ticket to be taken out: the holder with that fence, or what this run asked for by the local activity `asked`.
+
+    `administrative`: whoever's it is.
+    """
 
     terms: Terms
     ticket: str
     fence: int | None = None
+    asked: str = ""
     administrative: bool = False
 
 

@@ -279,12 +279,12 @@ class Semaphore:
         except ActivityError as error:
             if (refused := refusal(error)) is not None:
                 raise refused from error
-            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket)))
+            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket, asked=wish.local_id)))
             if isinstance(error.cause, ActivityTimeout) and error.cause.type == TimeoutType.SCHEDULE_TO_CLOSE:
                 raise self._timed_out(wish, timeout or timedelta(0)) from error
             raise
         except asyncio.CancelledError:
-            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket)))
+            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket, asked=wish.local_id)))
             raise
         meter = workflow.metric_meter().with_additional_attributes({"resource": self.name})
         meter.create_counter("redlease_granted", "Permits granted").add(1)
@@ -302,7 +302,7 @@ class Semaphore:
 
     async def _wait(self, run: Run, wish: calls.Wish, standing: calls.Standing, timeout: timedelta | None) -> Permit:
         if timeout is not None and timeout <= timedelta(0):
-            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket)))
+            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket, asked=wish.local_id)))
             raise self._timed_out(wish, timeout)
         if standing.shape == calls.BY_SIGNAL:
             return await self._wait_for_signal(run, wish, timeout)
@@ -325,7 +325,7 @@ class Semaphore:
         try:
             await workflow.wait_condition(lambda: key in run.granted, timeout=timeout)
         except TimeoutError:
-            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket)))
+            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket, asked=wish.local_id)))
             raise self._timed_out(wish, timeout or timedelta(0)) from None
         return run.granted.pop(key)
 

@@ -275,7 +275,7 @@ class Relay:
         return Watch(
             wish.terms,
             wish.ticket,
-            digest(wish.terms.resource, wish.ticket, run_id),
+            digest(wish.terms.resource, wish.ticket, run_id, wish.local_id),
             *(workflow_id, run_id, wish.chain, wish.event_id, wish.local_id, wish.wait_id),
             wire.label(owner, wish.metadata),
             owner,
@@ -366,9 +366,10 @@ class Relay:
         return calls.Released(bool(released), pending=released is None)
 
     def _leaving(self, giving: calls.Giving) -> Watch:
-        wish = calls.Wish(giving.terms, giving.ticket, "", 0, "", "")
+        wish = calls.Wish(giving.terms, giving.ticket, "", 0, giving.asked, "")
         watch = self._watch(wish)
-        watch.fence = giving.fence or 0
+        if giving.fence is not None:  # the fence names it, and its own request is the one that must not come again
+            watch.fence, watch.request = giving.fence, ""
         return watch
 
     async def adopt(self, adopting: calls.Adopting) -> Permit:

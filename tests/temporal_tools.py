@@ -1,0 +1,118 @@
+"""What tests of held permits do again and again: serve workflows, look at a resource from outside, read histories."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
+from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
+from temporalio.client import Client, WorkflowHandle
+from temporalio.worker import Worker
+
+from redlease_temporal.worker import RedleasePlugin
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from temporalio.api.history.v1 import HistoryEvent
+
+    from redlease import Permit, Semaphore
+
+    from temporal_server import TemporalServer
+
+
+class Place:
+    """Where a test's workflows run, and on which Redis."""
+
+    def __init__(self, server: TemporalServer, task_queue: str, redis_url: str, prefix: str) -> None:
+        self.address = server.address
+        self.task_queue = task_queue
+        self.redis_url = redis_url
+        self.prefix = prefix
+
+    @contextlib.asynccontextmanager
+    async def serving(
+        self,
+        workflows: Sequence[type],
+        activities: Sequence[Any],
+        *,
+        worker: Mapping[str, Any] | None = None,
+        **plugin: Any,
+    ) -> AsyncIterator[Client]:
+        """Run a worker with the plugin in this process; yields its client. What still runs is terminated at the end."""
+        plugins = [RedleasePlugin(self.redis_url, prefix=self.prefix, **plugin)]
+        client = await Client.connect(self.address, plugins=plugins)
+        async with Worker(
+            client, task_queue=self.task_queue, workflows=workflows, activities=activities, **(worker or {})
+        ):
+            yield client
+
+
+async def holder_of(pool: Semaphore) -> int:
+    """Return the fence of the only holder, 0 when there is none."""
+    holders = (await pool.inspect()).holders
+    assert len(holders) <= 1, holders
+    return holders[0].fence if holders else 0
+
+
+async def stays_held(pool: Semaphore, fence: int, seconds: float) -> None:
+    """Look again and again for so long: the permit with this fence is held at every look."""
+    until = asyncio.get_running_loop().time() + seconds
+    while asyncio.get_running_loop().time() < until:
+        assert await holder_of(pool) == fence
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def waiting(pool: Semaphore) -> AsyncIterator[asyncio.Task[Permit]]:
+    """Wait for a permit as a plain service does; whatever came of it is given back with the block."""
+    task = asyncio.create_task(pool.acquire())
+    try:
+        while not (await pool.inspect()).waiters:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await pool.release(await task)
+
+
+async def events_of(handle: WorkflowHandle[Any, Any]) -> list[HistoryEvent]:
+    """Return the events of a run."""
+    return list((await handle.fetch_history()).events)
+
+
+async def names_of(handle: WorkflowHandle[Any, Any]) -> list[str]:
+    """Return the types of the events of a run."""
+    return [EventType.Name(event.event_type).removeprefix("EVENT_TYPE_") for event in await events_of(handle)]
+
+
+async def tasks_that_failed(handle: WorkflowHandle[Any, Any]) -> list[str]:
+    """Return why workflow tasks failed, save those that the server had done anew as a signal came as the run ended."""
+    failed = [
+        event.workflow_task_failed_event_attributes
+        for event in await events_of(handle)
+        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED
+    ]
+    benign = WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND
+    return [str(attributes) for attributes in failed if attributes.cause != benign]
+
+
+async def reset(client: Client, handle: WorkflowHandle[Any, Any], task: int) -> WorkflowHandle[Any, Any]:
+    """Reset a run to before its so-manieth completed workflow task; returns the new run's handle."""
+    kind = EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
+    completed = [event.event_id for event in await events_of(handle) if event.event_type == kind]
+    reply = await client.workflow_service.reset_workflow_execution(
+        ResetWorkflowExecutionRequest(
+            namespace=client.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=handle.id, run_id=handle.result_run_id or ""),
+            reason="test",
+            request_id=str(uuid.uuid4()),
+            workflow_task_finish_event_id=completed[task],
+        )
+    )
+    return client.get_workflow_handle(handle.id, run_id=reply.run_id)
