@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -12,12 +13,21 @@ import pytest
 from lupa import lua51
 
 from redlease import wire
+from redlease_temporal import registry
 
 FILES = {
     path.name.removesuffix(".lua"): path.read_text() for path in resources.files("redlease").joinpath("lua").iterdir()
 }
 OPERATIONS = {script.name: script for script in (*wire.SCRIPTS, wire.PROBE)}
 PARTS = FILES.keys() - OPERATIONS.keys()  # put before or into the operations
+
+# The adapter's have a prelude of their own, in each of them, and other keys.
+ADAPTER_FILES = {
+    path.name.removesuffix(".lua"): path.read_text()
+    for path in resources.files("redlease_temporal").joinpath("lua").iterdir()
+}
+ADAPTER_OPERATIONS = {script.name: script for script in registry.SCRIPTS}
+ADAPTER_KEYS = ("watches", "owners", "relays")
 
 KEYS = ("state", "holders", "queue", "waiters")
 WITHOUT_KEY = {"TIME", "PUBLISH"}
@@ -39,19 +49,19 @@ KNOWN = {
 GETGLOBAL, SETGLOBAL = 5, 7
 
 
-def head(name: str) -> str:
+def head(name: str, files: Mapping[str, str] = FILES) -> str:
     """Return the comment that a file begins with, without its dashes."""
     lines = []
-    for line in FILES[name].splitlines():
+    for line in files[name].splitlines():
         if not line.startswith("--") or line.startswith("--#"):
             break
         lines.append(line.removeprefix("--").removeprefix(" "))
     return "\n".join(lines)
 
 
-def section(name: str, title: str) -> str:
+def section(name: str, title: str, files: Mapping[str, str] = FILES) -> str:
     """Return what the head says under a title, such as ``ARGV``."""
-    found = re.search(rf"^{title}: (.*(?:\n +.*)*)", head(name), re.MULTILINE)
+    found = re.search(rf"^{title}: (.*(?:\n +.*)*)", head(name, files), re.MULTILINE)
     assert found, f"{name}.lua has no line {title}"
     return found[1]
 
@@ -259,3 +269,42 @@ def test_digests_are_of_the_texts() -> None:
         assert re.fullmatch(r"[0-9a-f]{40}", script.sha)
         assert script.sha.encode() in script.head
         assert b"*%d\r\n" % (3 + 4 + len(script.args)) in script.head
+
+
+# The adapter's
+
+
+def test_every_file_of_the_adapter_is_an_operation() -> None:
+    """Each file is a script of registry.py, under its own digest, beside those of the core."""
+    assert ADAPTER_FILES.keys() == ADAPTER_OPERATIONS.keys()
+    every = [*OPERATIONS.values(), *ADAPTER_OPERATIONS.values()]
+    assert len({script.sha for script in every}) == len(every)
+
+
+@pytest.mark.parametrize("name", sorted(ADAPTER_OPERATIONS))
+def test_the_head_of_an_operation_of_the_adapter_is_complete(name: str) -> None:
+    """Purpose, KEYS, ARGV, Reply and Cost are told; KEYS and ARGV as registry.py sends them."""
+    assert re.match(rf"{name}: \w.{{10}}", head(name, ADAPTER_FILES))
+    assert section(name, "KEYS", ADAPTER_FILES).split() == list(ADAPTER_KEYS)
+    args = list(ADAPTER_OPERATIONS[name].args)
+    assert section(name, "ARGV", ADAPTER_FILES).split("\n")[0].split() == args
+    assert section(name, "Reply", ADAPTER_FILES).startswith("{tag")
+    assert re.search(r"O\(.+\)", section(name, "Cost", ADAPTER_FILES))
+    read = re.findall(r"ARGV\[(\d+)\]", strip_comments(ADAPTER_FILES[name]))
+    assert set(map(int, read)) == set(range(1, len(args) + 1))
+
+
+@pytest.mark.parametrize("name", sorted(ADAPTER_OPERATIONS))
+def test_a_script_of_the_adapter_touches_its_keys_only(name: str) -> None:
+    """It has no global variable, calls nothing newer than Redis 6.2, and no key but the three."""
+    text = strip_comments(ADAPTER_FILES[name])
+    for command, key in re.findall(r"redis\.p?call\('([A-Z]+)'(?:, *([^,()]+))?", text):
+        if command not in WITHOUT_KEY:
+            assert key.strip() in ADAPTER_KEYS or re.fullmatch(r"KEYS\[(?:[1-3]|i)\]", key.strip()), f"{command} {key}"
+    naming = "local watches, owners, relays = KEYS[1], KEYS[2], KEYS[3]"
+    assert naming in text or not any(re.search(rf"\('[A-Z]+', {key}\b", text) for key in ADAPTER_KEYS)
+    functions = compiled(ADAPTER_OPERATIONS[name].text).functions
+    assert set().union(*(function.writes for function in functions)) == set()
+    assert set().union(*(function.reads for function in functions)) <= KNOWN
+    assert not text.startswith("#!")
+    assert "\t" not in text

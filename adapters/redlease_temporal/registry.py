@@ -28,7 +28,7 @@ class Watch:
     """What a relay knows of one ticket, and of the workflow run that it is for.
 
     Attributes:
-        request: Tells the copies of one request from others with the ticket: later ones, and those of a run that was reset.
+        request: Tells the copies of one request from others with its ticket: later ones, and those of a reset run.
         run_id: The run that is to have the permit.
         chain: The first run of its chain.
         event_id: The history up to here does not record the grant.

@@ -322,14 +322,14 @@ async def test_worker_killed(
 async def test_worker_restarted(
     temporal_client: Client, place: Place, pool: Semaphore, worker_process: StartWorkerProcess
 ) -> None:
-    """A hold of three leases keeps its fence while the only worker is shut down and another one started."""
+    """A hold of 20 s on a lease of 3 s keeps its fence while the only worker is shut down and another one started."""
     first = await worker_process("lock_flows", worker=WIDE)
     handle = await temporal_client.start_workflow(
         Sleeper.run, Use("r", lease=3.0), id=place.task_queue, task_queue=place.task_queue
     )
     fence = await eventually(lambda: holder_of(pool))
-    looking = asyncio.create_task(stays_held(pool, fence, 9))
-    await asyncio.sleep(3)
+    looking = asyncio.create_task(stays_held(pool, fence, 20))
+    await asyncio.sleep(8)
     first.terminate()
     await first.ended()
     second = await worker_process("lock_flows", worker=WIDE)
