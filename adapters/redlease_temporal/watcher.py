@@ -247,7 +247,7 @@ class Watcher:
             if not await (self._renew() if unknown or token != tried else self._check()):
                 return False
             tried = token
-            recorded = await self._answered(self._complete(token) if token else self._is_recorded())
+            recorded = await self._answered(self._is_recorded() if self.at_once else self._complete(token))
             if recorded:
                 watch.recorded = True
                 await self._save()
@@ -285,12 +285,17 @@ class Watcher:
         return True
 
     async def _tell_of_grant(self, token: str) -> None:
-        temporal = self._relay.temporal
+        temporal, watch = self._relay.temporal, self.watch
         if token == BY_SIGNAL_TOKEN:
-            handle = temporal.get_workflow_handle(self.watch.workflow_id, run_id=self.watch.run_id)
+            handle = temporal.get_workflow_handle(watch.workflow_id, run_id=watch.run_id)
             await handle.signal(calls.GRANTED_SIGNAL, calls.Granted(self.permit))
-        else:
+        elif token:
             await temporal.get_async_activity_handle(task_token=base64.b64decode(token)).complete(self.permit)
+        else:  # the worker that had the attempt may have died with its token: whichever attempt there is will do
+            waits = temporal.get_async_activity_handle(
+                workflow_id=watch.workflow_id, run_id=watch.run_id, activity_id=watch.wait_id
+            )
+            await waits.complete(self.permit)
 
     async def _is_recorded(self) -> bool | None:
         """Whether the run's history has the grant, None when that is not known."""

@@ -1,0 +1,196 @@
+"""Records the history of every pattern of using locks, for the tests to replay on each later release.
+
+Run it once a release, before it is tagged, and commit what it writes; it never overwrites a history:
+
+    PYTHONPATH=tests:adapters python tests/record_histories.py
+
+It needs a Temporal server and a Redis, which it starts as the tests do, and writes to
+`tests/temporal/histories/<version>/<pattern>.json`, the version being that of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tomllib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import recorded_flows
+from recorded_flows import ByHand, HandOn, HoldLong, HoldOnce, WithChild, fenced
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.worker import Worker
+
+from redlease import Redlease
+from redlease_temporal.worker import RedleasePlugin
+
+from helpers import eventually, until_waiting
+from servers import Server
+from temporal_server import TemporalServer
+
+TESTS = Path(__file__).parent
+HISTORIES = TESTS / "temporal" / "histories"
+QUEUE = "recorded"
+RESOURCE = "pool"
+
+Handle = WorkflowHandle[Any, Any]
+
+
+class Recorder:
+    """What the patterns are played with."""
+
+    def __init__(self, client: Client, redis: Server, service: Redlease) -> None:
+        self.client = client
+        self.redis = redis
+        self.pool = service.lock(RESOURCE)
+
+    async def start(self, name: str, workflow: Any, *args: Any) -> Handle:
+        """Start the workflow of a pattern; its id is in its tickets, so it is the same at each replay."""
+        handle: Handle = await self.client.start_workflow(
+            workflow, args=list(args), id=f"golden-{name}", task_queue=QUEUE
+        )
+        return handle
+
+
+async def uncontended(recorder: Recorder, name: str) -> Handle:
+    """Granted at once."""
+    handle = await recorder.start(name, HoldOnce.run, RESOURCE, None)
+    assert await handle.result() == "held"
+    return handle
+
+
+async def contended(recorder: Recorder, name: str) -> Handle:
+    """Granted after a wait."""
+    permit = await recorder.pool.acquire()
+    handle = await recorder.start(name, HoldOnce.run, RESOURCE, None)
+    await until_waiting(recorder.pool, 1)
+    await asyncio.sleep(0.5)  # until the activity that waits has begun
+    await recorder.pool.release(permit)
+    assert await handle.result() == "held"
+    return handle
+
+
+async def timeout(recorder: Recorder, name: str) -> Handle:
+    """No grant within the time."""
+    permit = await recorder.pool.acquire()
+    handle = await recorder.start(name, HoldOnce.run, RESOURCE, 0.5)
+    assert await handle.result() == "timed out"
+    await recorder.pool.release(permit)
+    return handle
+
+
+async def no_wait(recorder: Recorder, name: str) -> Handle:
+    """A timeout of 0."""
+    permit = await recorder.pool.acquire()
+    handle = await recorder.start(name, HoldOnce.run, RESOURCE, 0)
+    assert await handle.result() == "timed out"
+    await recorder.pool.release(permit)
+    return handle
+
+
+async def cancelled(recorder: Recorder, name: str) -> Handle:
+    """Cancelled while it waits."""
+    permit = await recorder.pool.acquire()
+    handle = await recorder.start(name, HoldOnce.run, RESOURCE, None)
+    await until_waiting(recorder.pool, 1)
+    await asyncio.sleep(0.5)
+    await handle.cancel()
+    with contextlib.suppress(WorkflowFailureError):
+        await handle.result()
+    await recorder.pool.release(permit)
+    return handle
+
+
+async def continued(recorder: Recorder, name: str) -> Handle:
+    """The run that hands its permit on."""
+    handle = await recorder.start(name, HandOn.run, RESOURCE, None)
+    await handle.result()
+    return recorder.client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
+
+
+async def adopted(recorder: Recorder, name: str) -> Handle:
+    """The run that adopts it."""
+    handle = await recorder.start(name, HandOn.run, RESOURCE, None)
+    await handle.result()
+    return recorder.client.get_workflow_handle(handle.id)
+
+
+async def lost(recorder: Recorder, name: str) -> Handle:
+    """Released from outside while it is held."""
+    handle = await recorder.start(name, HoldLong.run, RESOURCE, 1.0)
+    await eventually(lambda: handle.query(HoldLong.holds))
+    (permit,) = (await recorder.pool.inspect()).holders
+    await recorder.pool.release(permit.ticket)
+    assert await handle.result() == "lost"
+    return handle
+
+
+async def redis_away(recorder: Recorder, name: str) -> Handle:
+    """Redis does not answer the local activity, so the remote one asks until it does."""
+    recorder.redis.kill()
+    handle = await recorder.start(name, HoldOnce.run, RESOURCE, None)
+    await asyncio.sleep(1.5)
+    recorder.redis.start()
+    assert await handle.result() == "held"
+    return handle
+
+
+async def release_later(recorder: Recorder, name: str) -> Handle:
+    """Redis is away at the release."""
+    handle = await recorder.start(name, HoldLong.run, RESOURCE, 5.0)
+    await eventually(lambda: handle.query(HoldLong.holds))
+    recorder.redis.kill()
+    await handle.signal(HoldLong.proceed)
+    assert await handle.result() == "held"
+    recorder.redis.start()
+    return handle
+
+
+async def by_hand(recorder: Recorder, name: str) -> Handle:
+    """Acquired, tried, renewed, inspected, checked and released as data."""
+    handle = await recorder.start(name, ByHand.run, "by-hand")
+    assert await handle.result() == [True, True, True, True, False, True]
+    return handle
+
+
+async def child(recorder: Recorder, name: str) -> Handle:
+    """A child in the hold."""
+    handle = await recorder.start(name, WithChild.run, RESOURCE)
+    assert await handle.result()
+    return handle
+
+
+PATTERNS: dict[str, Callable[[Recorder, str], Awaitable[Handle]]] = {
+    pattern.__name__: pattern
+    for pattern in (
+        *(uncontended, contended, timeout, no_wait, cancelled, continued, adopted, lost, by_hand, child),
+        *(redis_away, release_later),
+    )
+}
+
+
+def version() -> str:
+    """Return the version of the project."""
+    project = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())
+    return str(project["project"]["version"])
+
+
+async def main() -> None:
+    """Record what is not recorded yet."""
+    directory = HISTORIES / version()
+    directory.mkdir(parents=True, exist_ok=True)
+    with Server("redis7") as redis:
+        async with TemporalServer() as temporal, Redlease.from_url(redis.url) as service:
+            client = await Client.connect(temporal.address, plugins=[RedleasePlugin(redis.url)])
+            async with Worker(client, task_queue=QUEUE, workflows=recorded_flows.WORKFLOWS, activities=[fenced]):
+                for name, pattern in PATTERNS.items():
+                    path = directory / f"{name}.json"
+                    if not path.exists():
+                        handle = await pattern(Recorder(client, redis, service), name)
+                        path.write_text((await handle.fetch_history()).to_json() + "\n")
+                        print(path)  # noqa: T201
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,128 @@
+"""The workflows whose histories are kept: one a pattern of using locks.
+
+Histories of every release replay on this code, so nothing here changes: what is new gets a workflow of its own.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio import activity, workflow
+
+from redlease_temporal import AcquireTimeout, LeaseLost, Permit, lock, semaphore
+
+SOON = timedelta(seconds=30)
+
+
+@activity.defn
+async def fenced(fence: int) -> int:
+    """Return the fence."""
+    return fence
+
+
+@workflow.defn
+class HoldOnce:
+    """A hold around an activity, however long it has to be waited for."""
+
+    @workflow.run
+    async def run(self, resource: str, timeout: float | None) -> str:
+        """Tell how it ended."""
+        try:
+            async with semaphore(resource, capacity=1).hold(timeout=timeout) as hold:
+                await workflow.execute_activity(fenced, hold.fence, start_to_close_timeout=SOON)
+                return "held"
+        except AcquireTimeout:
+            return "timed out"
+
+
+@workflow.defn
+class HoldLong:
+    """A hold that goes on until it is lost, or until a signal comes."""
+
+    def __init__(self) -> None:
+        self._go = False
+        self._holds = False
+
+    @workflow.signal
+    def proceed(self) -> None:
+        """Go on."""
+        self._go = True
+
+    @workflow.query
+    def holds(self) -> bool:
+        """Tell whether it holds."""
+        return self._holds
+
+    @workflow.run
+    async def run(self, resource: str, lease: float) -> str:
+        """Tell how it ended."""
+        try:
+            async with lock(resource, lease=lease) as _:
+                self._holds = True
+                await workflow.wait_condition(lambda: self._go)
+        except LeaseLost:
+            return "lost"
+        return "held"
+
+
+@workflow.defn
+class HandOn:
+    """A permit that is adopted after continue-as-new."""
+
+    @workflow.run
+    async def run(self, resource: str, permit: Permit | None) -> int:
+        """Return the fence."""
+        pool = lock(resource)
+        if permit is None:
+            hold = await pool.hold()
+            workflow.continue_as_new(args=[resource, hold.detach()])
+        async with await pool.adopt(permit) as hold:
+            return await workflow.execute_activity(fenced, hold.fence, start_to_close_timeout=SOON)
+
+
+@workflow.defn
+class ByHand:
+    """A permit as data."""
+
+    @workflow.run
+    async def run(self, resource: str) -> list[bool]:
+        """Return what the calls said."""
+        pool = semaphore(resource, capacity=2)
+        permit = await pool.acquire(metadata={"why": "recorded"})
+        other = await pool.try_acquire()
+        refused = await pool.try_acquire()
+        assert other is not None
+        permit = await pool.renew(permit, lease=20)
+        snapshot = await pool.inspect()
+        return [
+            refused is None,
+            len(snapshot.holders) == 2,
+            await pool.check(permit),
+            await pool.release(permit),
+            await pool.check(permit),
+            await pool.release(other.ticket),
+        ]
+
+
+@workflow.defn
+class Child:
+    """An activity under what its parent holds."""
+
+    @workflow.run
+    async def run(self, fence: int) -> int:
+        """Return the fence."""
+        return await workflow.execute_activity(fenced, fence, start_to_close_timeout=SOON)
+
+
+@workflow.defn
+class WithChild:
+    """A child in a hold."""
+
+    @workflow.run
+    async def run(self, resource: str) -> int:
+        """Return the fence."""
+        async with lock(resource).hold() as hold:
+            return await workflow.execute_child_workflow(Child.run, hold.fence)
+
+
+WORKFLOWS = [ByHand, Child, HandOn, HoldLong, HoldOnce, WithChild]

@@ -1,0 +1,325 @@
+"""Workers, converters, queues and namespaces as users have them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deployment_flows import Imported, RoundTrip, echo
+from google.protobuf.duration_pb2 import Duration
+from lock_flows import Locked, Plain, Use, plain, work
+from temporalio.api.common.v1 import Payload
+from temporalio.api.workflowservice.v1 import (
+    DescribeWorkerDeploymentVersionRequest,
+    RegisterNamespaceRequest,
+    SetWorkerDeploymentCurrentVersionRequest,
+)
+from temporalio.client import Client, WorkflowFailureError
+from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.converter import DataConverter, DefaultPayloadConverter, PayloadCodec
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker, WorkerDeploymentConfig
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+from temporalio.workflow import SandboxImportNotificationPolicy
+from waiting_flows import Wait, Waiter
+
+from redlease import Semaphore
+from redlease_temporal.worker import RedleasePlugin
+
+from helpers import eventually, until_waiting
+
+if TYPE_CHECKING:
+    from conftest import MakeClient
+    from quiet import Quiet
+    from temporal_server import TemporalServer
+
+WORKFLOWS = [Imported, Locked, Plain, RoundTrip, Waiter]
+ACTIVITIES = [echo, plain, work]
+
+
+class OwnConverter(DefaultPayloadConverter):
+    """A converter that users have written."""
+
+
+class Secret(PayloadCodec):
+    """A codec whose output says nothing to whoever has not the key."""
+
+    key = 0x5A
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Encrypt."""
+        return [
+            Payload(metadata={"encoding": b"binary/secret"}, data=bytes(b ^ self.key for b in one.SerializeToString()))
+            for one in payloads
+        ]
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Decrypt."""
+        return [Payload.FromString(bytes(b ^ self.key for b in one.data)) for one in payloads]
+
+
+CONVERTERS = {
+    "default": DataConverter.default,
+    "pydantic": pydantic_data_converter,
+    "own": DataConverter(payload_converter_class=OwnConverter, payload_codec=Secret()),
+}
+
+
+@dataclasses.dataclass
+class Place:
+    """Where the workers of a test work."""
+
+    address: str
+    task_queue: str
+    url: str
+    prefix: str
+
+    async def client(self, **options: Any) -> Client:
+        """Return a client with a plugin of its own."""
+        return await Client.connect(self.address, **{"plugins": [self.plugin()]} | options)
+
+    def plugin(self, **options: Any) -> RedleasePlugin:
+        """Return a plugin."""
+        return RedleasePlugin(self.url, prefix=self.prefix, **options)
+
+    def worker(self, client: Client, **options: Any) -> Worker:
+        """Return a worker for everything, save as the options say."""
+        served: dict[str, Any] = {"task_queue": self.task_queue, "workflows": WORKFLOWS, "activities": ACTIVITIES}
+        return Worker(client, **served | options)
+
+    async def contend(self, client: Client, pool: Semaphore, name: str = "", task_queue: str = "") -> int:
+        """Let a workflow wait for a permit that is held outside, and return its fence."""
+        handle = await client.start_workflow(
+            Waiter.run,
+            Wait(pool.name),
+            id=f"{self.task_queue}-contends{name}",
+            task_queue=task_queue or self.task_queue,
+        )
+        return (await handle.result()).fence
+
+
+@pytest.fixture
+def place(temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str) -> Place:
+    """Where the workers of this test work."""
+    return Place(temporal_server.address, task_queue, redis_url, prefix)
+
+
+@pytest.fixture
+async def pool(make_client: MakeClient, redis_url: str) -> Semaphore:
+    """The resource that tests contend for, as a service sees it."""
+    return (await make_client(url=redis_url)).lock("contended")
+
+
+async def served_after(pool: Semaphore, *waiting: Any) -> list[int]:
+    """Hold the resource until so many wait, and return the fences that they get, in the order of `waiting`."""
+    permit = await pool.acquire()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in waiting]
+        await until_waiting(pool, len(tasks), 15)
+        await pool.release(permit)
+    assert all(task.result() > permit.fence for task in tasks)
+    return [task.result() for task in tasks]
+
+
+@pytest.mark.parametrize("name", CONVERTERS)
+async def test_the_data_converter_is_the_users(place: Place, pool: Semaphore, name: str) -> None:
+    """Under the default, pydantic's and a user's encrypting converter permits travel, and who waits is told."""
+    client = await place.client(data_converter=CONVERTERS[name])
+    async with place.worker(client):
+        permit = await client.execute_workflow(
+            RoundTrip.run, "r", id=f"{place.task_queue}-trip", task_queue=place.task_queue
+        )
+        assert permit.metadata == {"why": "test"}
+        await served_after(pool, place.contend(client, pool))
+
+
+async def test_workers_of_two_converters_serve_their_own(place: Place, pool: Semaphore) -> None:
+    """What one worker's codec has encrypted no other's relay has to read, though all share the resource."""
+    plain_client = await place.client()
+    secret_client = await place.client(data_converter=CONVERTERS["own"])
+    other = f"{place.task_queue}-secret"
+    async with place.worker(plain_client), place.worker(secret_client, task_queue=other):
+        fences = await served_after(
+            pool,
+            *(place.contend(plain_client, pool, f"-plain{number}") for number in range(3)),
+            *(place.contend(secret_client, pool, f"-secret{number}", other) for number in range(3)),
+        )
+    assert len(set(fences)) == 6
+
+
+async def test_split_workers(place: Place) -> None:
+    """A worker for workflows takes no activity from the worker for activities beside it, in twenty runs."""
+    for_workflows, for_activities = await place.client(), await place.client()
+    async with place.worker(for_workflows, activities=[]), place.worker(for_activities, workflows=[]):
+        for number in range(20):
+            run = await for_workflows.execute_workflow(
+                Locked.run, Use("r"), id=f"{place.task_queue}-{number}", task_queue=place.task_queue
+            )
+            assert len(run) == 1
+        await for_workflows.execute_workflow(Plain.run, id=f"{place.task_queue}-plain", task_queue=place.task_queue)
+
+
+async def test_a_versioned_worker(place: Place, pool: Semaphore) -> None:
+    """A worker of a deployment version works, and the internal one beside it is not versioned."""
+    client = await place.client()
+    version = WorkerDeploymentVersion(deployment_name=place.task_queue, build_id="1")
+    config = WorkerDeploymentConfig(
+        version=version, use_worker_versioning=True, default_versioning_behavior=VersioningBehavior.PINNED
+    )
+    async with place.worker(client, deployment_config=config):
+        await eventually(lambda: is_known(client, version), 20)
+        await client.workflow_service.set_worker_deployment_current_version(
+            SetWorkerDeploymentCurrentVersionRequest(
+                namespace="default", deployment_name=version.deployment_name, build_id=version.build_id
+            )
+        )
+        permit = await client.execute_workflow(
+            RoundTrip.run, "r", id=f"{place.task_queue}-trip", task_queue=place.task_queue
+        )
+        assert permit.fence
+        await served_after(pool, place.contend(client, pool))
+
+
+async def is_known(client: Client, version: WorkerDeploymentVersion) -> bool:
+    """Tell whether the server has heard of a version."""
+    request = DescribeWorkerDeploymentVersionRequest(
+        namespace="default",
+        deployment_version={"deployment_name": version.deployment_name, "build_id": version.build_id},  # type: ignore[arg-type]
+    )
+    with contextlib.suppress(RPCError):
+        await client.workflow_service.describe_worker_deployment_version(request)
+        return True
+    return False
+
+
+async def test_the_older_versioning(place: Place) -> None:
+    """A worker may have a build id in the way before deployments, too."""
+    place.worker(await place.client(), build_id="1", use_worker_versioning=True)
+
+
+async def test_two_queues_of_one_client(place: Place, pool: Semaphore) -> None:
+    """Two workers of one client on two queues, in one process, share a relay, which outlives the first to end."""
+    plugin = place.plugin()
+    client = await place.client(plugins=[plugin])
+    other = f"{place.task_queue}-other"
+    async with place.worker(client, task_queue=other):
+        async with place.worker(client):
+            assert len(plugin._relays) == 1
+            fences = await served_after(
+                pool,
+                place.contend(client, pool, "-one"),
+                place.contend(client, pool, "-other", other),
+            )
+            assert len(set(fences)) == 2
+        await served_after(pool, place.contend(client, pool, "-again", other))
+
+
+async def test_the_plugin_given_to_the_worker_only(place: Place, pool: Semaphore) -> None:
+    """The client needs no plugin where the worker has it."""
+    client = await place.client(plugins=[])
+    async with place.worker(client, plugins=[place.plugin()]):
+        await served_after(pool, place.contend(client, pool))
+
+
+async def test_two_namespaces_on_one_redis(place: Place, pool: Semaphore) -> None:
+    """Workflows of the same ids in two namespaces contend for one resource, each told by its own relay."""
+    client = await place.client()
+    namespace = f"ns-{place.prefix}"
+    await client.workflow_service.register_namespace(
+        RegisterNamespaceRequest(namespace=namespace, workflow_execution_retention_period=Duration(seconds=86400))
+    )
+    other = await place.client(namespace=namespace)
+    await eventually(lambda: is_there(other), 20)
+    async with place.worker(client), place.worker(other):
+        fences = await served_after(
+            pool,
+            *(place.contend(one, pool, f"-{number}") for number in range(3) for one in (client, other)),
+        )
+    assert len(set(fences)) == 6
+
+
+async def is_there(client: Client) -> bool:
+    """Tell whether the server has opened the client's namespace everywhere."""
+    with contextlib.suppress(RPCError):
+        await client.count_workflows()
+        await client.start_workflow("None", id="probe", task_queue="none", execution_timeout=timedelta(seconds=1))
+        return True
+    return False
+
+
+@pytest.mark.parametrize("module", ["redlease_temporal", "redlease_temporal.run"])
+def test_workflow_code_needs_no_redis(module: str) -> None:
+    """In a fresh process the import of what workflows use imports neither redis nor the client."""
+    code = f"import sys, {module}; print(*(name for name in sys.modules if name.startswith('redis')), end=' ')"
+    code += "; print('redlease.client' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["False"]
+
+
+STRICT = SandboxImportNotificationPolicy.RAISE_ON_UNINTENTIONAL_PASSTHROUGH
+WARNING = SandboxImportNotificationPolicy.WARN_ON_DYNAMIC_IMPORT
+PASSING_ALL = SandboxRestrictions.default.with_passthrough_modules(
+    "children", "chaos_flows", "deployment_flows", "helpers", "lock_flows", "waiting_flows", "pydantic", "pydantic_core"
+)
+RUNNERS = {
+    "default": SandboxedWorkflowRunner(),
+    "warning": SandboxedWorkflowRunner(
+        restrictions=SandboxRestrictions.default.with_import_notification_policy(
+            WARNING | SandboxImportNotificationPolicy.WARN_ON_UNINTENTIONAL_PASSTHROUGH
+        )
+    ),
+    "strict": SandboxedWorkflowRunner(restrictions=PASSING_ALL.with_import_notification_policy(WARNING | STRICT)),
+    "passing nothing": SandboxedWorkflowRunner(
+        restrictions=dataclasses.replace(
+            SandboxRestrictions.default,
+            passthrough_modules=SandboxRestrictions.default.passthrough_modules - {"pydantic", "pydantic_core"},
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+async def test_the_sandbox(place: Place, pool: Semaphore, quiet: Quiet, name: str) -> None:
+    """Workflows with locks run in the sandbox, however strict it is about imports, and no import of redis is theirs."""
+    if name == "warning":
+        # The modules of the tests are imported in the sandbox, and told of; this library's are not.
+        quiet.allow(r"Module (?!redlease)\w[\w.]* was imported")
+        quiet.allow(r"Module (?!redlease)\w[\w.]* was not intentionally passed through")
+    client = await place.client()
+    runner = RUNNERS[name]
+    async with place.worker(client, workflow_runner=runner):
+        found = await client.execute_workflow(
+            Imported.run, "r", id=f"{place.task_queue}-imports", task_queue=place.task_queue
+        )
+        assert name == "strict" or found == []
+        await served_after(pool, place.contend(client, pool))
+
+
+async def test_without_the_sandbox(place: Place, pool: Semaphore) -> None:
+    """Workflows with locks run without the sandbox."""
+    client = await place.client()
+    async with place.worker(client, workflow_runner=UnsandboxedWorkflowRunner()):
+        permit = await client.execute_workflow(
+            RoundTrip.run, "r", id=f"{place.task_queue}-trip", task_queue=place.task_queue
+        )
+        assert permit.fence
+        await served_after(pool, place.contend(client, pool))
+
+
+async def test_a_worker_without_the_plugin(place: Place) -> None:
+    """The run fails at once with a message that names the plugin."""
+    client = await place.client(plugins=[])
+    async with place.worker(client):
+        with pytest.raises(WorkflowFailureError) as caught:
+            await client.execute_workflow(Locked.run, Use("r"), id=place.task_queue, task_queue=place.task_queue)
+    assert isinstance(caught.value.cause, ApplicationError)
+    assert "RedleasePlugin" in caught.value.cause.message

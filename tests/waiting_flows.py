@@ -1,0 +1,83 @@
+"""Workflows that wait for locks, for the tests of waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from temporalio import workflow
+
+from redlease_temporal import AcquireTimeout, Hold, QueueFull, Withdrawn, lock, semaphore
+
+
+@dataclass
+class Wait:
+    """What a workflow waits for, and for how long it then holds it; times in seconds."""
+
+    resource: str
+    seconds: float = 0.0
+    timeout: float | None = None
+    lease: float = 30.0
+    capacity: int = 1
+    weight: int = 1
+    max_waiters: int | None = None
+
+
+@dataclass
+class Got:
+    """What came of it."""
+
+    what: str
+    fence: int = 0
+
+
+@workflow.defn
+class Waiter:
+    """One hold around a timer."""
+
+    @workflow.run
+    async def run(self, wait: Wait) -> Got:
+        """Return the fence, or why there is none."""
+        pool = semaphore(wait.resource, wait.capacity, lease=wait.lease, max_waiters=wait.max_waiters)
+        try:
+            async with pool.hold(timeout=wait.timeout, weight=wait.weight) as hold:
+                if wait.seconds:
+                    await workflow.sleep(wait.seconds)
+                return Got("held", hold.fence)
+        except AcquireTimeout:
+            return Got("timed out")
+        except QueueFull:
+            return Got("full")
+        except Withdrawn:
+            return Got("withdrawn")
+
+
+@workflow.defn
+class Many:
+    """Holds many locks, until it is told to go on."""
+
+    def __init__(self) -> None:
+        self._holds = 0
+        self._go = False
+
+    @workflow.signal
+    def proceed(self) -> None:
+        """Go on."""
+        self._go = True
+
+    @workflow.query
+    def holds(self) -> int:
+        """Return how many it has."""
+        return self._holds
+
+    @workflow.run
+    async def run(self, name: str, count: int, lease: float) -> int:
+        """Return how many were kept to the end."""
+        holds = await asyncio.gather(*(self._hold(f"{name}-{number}", lease) for number in range(count)))
+        await workflow.wait_condition(lambda: self._go)
+        return sum(await asyncio.gather(*(hold.release() for hold in holds)))
+
+    async def _hold(self, name: str, lease: float) -> Hold:
+        hold = await lock(name, lease=lease).hold(on_lost="signal")
+        self._holds += 1
+        return hold
