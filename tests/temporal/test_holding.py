@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lock_flows import Chain, Locked, Plain, Sleeper, Unlocked, Use, plain, work
 from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowHandle
+from temporalio.converter import DataConverter
+from temporalio.runtime import MetricBuffer, Runtime, TelemetryConfig
 from temporalio.worker import Worker
 
+from redlease import Redlease
 from redlease_temporal.worker import RedleasePlugin
 
-from helpers import eventually
+from helpers import eventually, until_waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -100,3 +104,49 @@ async def _holding(handles: list[WorkflowHandle[Any, str]]) -> WorkflowHandle[An
         if await handle.query(Sleeper.held):
             return handle
     return None
+
+
+async def test_metrics_tell_of_grants(
+    temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str
+) -> None:
+    """Each grant is counted once, with its resource and how long it was waited for."""
+    buffer = MetricBuffer(10_000)
+    client = await Client.connect(
+        temporal_server.address,
+        plugins=[RedleasePlugin(redis_url, prefix=prefix)],
+        runtime=Runtime(telemetry=TelemetryConfig(metrics=buffer)),
+    )
+    async with Worker(client, task_queue=task_queue, workflows=WORKFLOWS, activities=[work, plain]):
+        use = Use("r", rounds=3)
+        await client.execute_workflow(Locked.run, use, id=task_queue, task_queue=task_queue)
+    updates = [update for update in buffer.retrieve_updates() if update.metric.name.startswith("redlease_")]
+    granted = [update for update in updates if update.metric.name == "redlease_granted"]
+    assert [(update.value, update.attributes["resource"]) for update in granted] == [(1, "r")] * 3
+    assert [update.metric.unit for update in updates if update.metric.name == "redlease_wait"] == ["ms"] * 3
+
+
+async def test_a_waiting_workflow_shows_its_place(client: Client, task_queue: str, redis_url: str, prefix: str) -> None:
+    """The pending activity of the second in the queue says so in its summary."""
+    async with Redlease.from_url(redis_url, prefix=prefix) as service, service.lock("r"):
+        handles = []
+        for number in range(2):
+            handle = await client.start_workflow(
+                Locked.run, Use("r"), id=f"{task_queue}-{number}", task_queue=task_queue
+            )
+            await until_waiting(service.lock("r"), number + 1)
+            handles.append(handle)
+        shown = [await _summary(handle) for handle in handles]
+    assert shown == ["waiting for r, place 1", "waiting for r, place 2"]
+    await asyncio.gather(*(handle.result() for handle in handles))
+
+
+async def _summary(handle: WorkflowHandle[Any, Any]) -> str:
+    """Return the summary of a workflow's first activity, once there is one."""
+
+    async def scheduled() -> HistoryEvent | None:
+        events = (await handle.fetch_history()).events
+        kind = EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED
+        return next((event for event in events if event.event_type == kind), None)
+
+    event: HistoryEvent = await eventually(scheduled)
+    return DataConverter.default.payload_converter.from_payload(event.user_metadata.summary, str)
