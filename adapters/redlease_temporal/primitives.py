@@ -25,7 +25,8 @@ Duration = float | timedelta
 
 ONCE = RetryPolicy(maximum_attempts=1)
 OFTEN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
-LOCAL_LIMIT = timedelta(seconds=1)
+# A local activity ends by itself within a second. A worker that stood still for a moment is allowed some more.
+LOCAL_LIMIT = timedelta(seconds=3)
 LOCAL_IN_ALL = timedelta(seconds=5)  # with the time that it waits for one of the worker's slots for local activities
 
 

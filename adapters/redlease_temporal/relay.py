@@ -166,6 +166,8 @@ class Relay:
                     wait_ms = min(wait_ms, beat.soonest_ms + ROUNDING_MS)
             except RedleaseError as error:
                 logger.warning("the relay could not say that it lives: %s", error)
+            except Exception:  # a watch that cannot be read must not end the care for all others
+                logger.exception("the relay could not take over what another one had")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_ms / 1000):
                     await self._changed.wait()
@@ -232,9 +234,10 @@ class Relay:
         """Tells of the messages about a watch's request."""
         self.room.listeners[watch.request] = told
 
-    def unlisten(self, watch: Watch) -> None:
-        """Ends `listen`."""
-        self.room.listeners.pop(watch.request, None)
+    def unlisten(self, watch: Watch, told: Callable[[wire.Message], None]) -> None:
+        """Ends `listen`, unless another watcher of that request has begun to."""
+        if self.room.listeners.get(watch.request) == told:
+            del self.room.listeners[watch.request]
 
     def terms(self, watch: Watch) -> wire.Terms:
         """What is said with each request for a watch."""

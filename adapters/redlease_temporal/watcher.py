@@ -80,7 +80,7 @@ class Watcher:
     def stop(self) -> None:
         """Ends without a trace."""
         self._relay.owners.unwatch(self._run, self._on_look)
-        self._relay.unlisten(self.watch)
+        self._relay.unlisten(self.watch, self._on_message)
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         if not self._standing.done():

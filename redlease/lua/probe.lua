@@ -17,6 +17,7 @@ for i = 2, 4 do
   try('ZSCORE', KEYS[i], 'm')
   try('ZRANK', KEYS[i], 'm')
   try('ZCARD', KEYS[i])
+  try('ZCOUNT', KEYS[i], '-inf', '+inf')
   try('ZRANGE', KEYS[i], 0, 0)
   try('ZRANGEBYSCORE', KEYS[i], '-inf', '+inf', 'LIMIT', 0, 1)
   try('ZREM', KEYS[i], 'm')

@@ -12,6 +12,7 @@ if not record then return {tag, 0, capacity, 0} end
 local weight, held_fence, its_lease, since, place, request, label = parse(record)
 local was_until = held_fence == its_fence and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
 if was_until <= now then return {tag, 0, capacity, 0} end
+local waiting = call('ZCARD', queue)
 local deadline = shorten ~= '0' and now + lease or math.max(was_until, now + lease)
 if was_until > deadline then
 --#include queue
@@ -24,4 +25,4 @@ if tonumber(its_lease) ~= lease then
   set('t' .. ticket, format('%d %s %d %s %s %s %s', weight, held_fence, lease, since, place, request, label))
 end
 if size > 2 or expires < math.max(now + idle, deadline) then settle(deadline, idle) end
-return {tag, deadline, capacity, call('ZCARD', queue)}
+return {tag, deadline, capacity, waiting}

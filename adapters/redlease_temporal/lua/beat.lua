@@ -15,7 +15,7 @@ local fresh = (not was or tonumber(was) <= now) and 1 or 0
 redis.call('ZADD', relays, string.format('%d', lease > 0 and now + lease or now - 1), relay)
 redis.call('HSETNX', watches, '!', ARGV[6])
 local generation = redis.call('HGET', watches, '!')
-for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[4]) end
+for i = 1, 3 do redis.call('PEXPIREAT', KEYS[i], string.format('%d', now + tonumber(ARGV[4]))) end
 if lease == 0 then
   redis.pcall('PUBLISH', ARGV[5], 'left')
   return {tag, generation, fresh, -1}
