@@ -69,15 +69,20 @@ class Wish:
     queue: bool = True
     on_close: OnClose = "release"
     max_hold_ms: int | None = None
+    salt: str = ""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How an acquire stands: granted, or queued with so many ahead (None: Redis did not answer in time)."""
+    """How an acquire stands: granted, or queued with so many ahead (None: Redis did not answer in time).
+
+    `salt`: tells this request from one that an unrecorded run of the same workflow task made and gave back.
+    """
 
     permit: Permit | None = None
     ahead: int | None = None
     shape: int = SHAPE
+    salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,7 @@ class Giving:
     ticket: str
     fence: int | None = None
     asked: str = ""
+    salt: str = ""
     administrative: bool = False
 
 

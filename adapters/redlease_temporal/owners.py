@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -204,28 +205,47 @@ class Owners:
         )
         return list(reply.history.events), reply.next_page_token
 
-    async def has_recorded(self, run: Run, event_id: int, local_id: str, wait_id: str) -> bool:
+    async def has_recorded(self, run: Run, event_id: int, local_id: str, wait_id: str) -> bool | None:
         """Whether the history of a run, past an event, has the marker of one activity or the completion of another.
+
+        None: nothing has come after the event yet. The workflow task that asked is still under way, with other local
+        activities perhaps, and what it records comes at its end.
 
         Raises:
             RPCError: The server did not say.
         """
-        completed: set[int] = set()
+        evidence = _Evidence(local_id, wait_id)
         page = b""
         while True:
+            first = not page
             events, page = await self._last_events(*run, page)
+            if first and events[0].event_id <= event_id:
+                return None
             for event in events:
                 if event.event_id <= event_id:
                     return False
-                if event.event_type == EventType.EVENT_TYPE_MARKER_RECORDED:
-                    data = event.marker_recorded_event_attributes.details.get("data")
-                    if data is not None and any(f'"{local_id}"'.encode() in part.data for part in data.payloads):
-                        return True
-                elif event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
-                    completed.add(event.activity_task_completed_event_attributes.scheduled_event_id)
-                elif event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
-                    scheduled = event.activity_task_scheduled_event_attributes.activity_id
-                    if scheduled == wait_id and event.event_id in completed:
-                        return True
+                if evidence.is_in(event):
+                    return True
             if not page:
                 return False
+
+
+class _Evidence:
+    """That a grant is recorded, in events read from the last one back."""
+
+    def __init__(self, local_id: str, wait_id: str) -> None:
+        self._said = json.dumps(local_id, ensure_ascii=False).encode()  # as it stands in the marker
+        self._wait_id = wait_id
+        self._completed: set[int] = set()
+
+    def is_in(self, event: HistoryEvent) -> bool:
+        """Whether this event is the marker of the one activity, or the beginning of the other, which was completed."""
+        if event.event_type == EventType.EVENT_TYPE_MARKER_RECORDED:
+            data = event.marker_recorded_event_attributes.details.get("data")
+            return data is not None and any(self._said in part.data for part in data.payloads)
+        if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
+            self._completed.add(event.activity_task_completed_event_attributes.scheduled_event_id)
+        if event.event_type != EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
+            return False
+        scheduled = event.activity_task_scheduled_event_attributes.activity_id
+        return scheduled == self._wait_id and event.event_id in self._completed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, TypeVar
@@ -276,16 +277,19 @@ class Semaphore:
         began = workflow.now()
         try:
             standing = await self._enqueue(wish)
+            if standing.salt:
+                wish = dataclasses.replace(wish, salt=standing.salt)
             permit = standing.permit or await self._wait(run, wish, standing, timeout)
         except ActivityError as error:
             if (refused := refusal(error)) is not None:
                 raise refused from error
-            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket, asked=wish.local_id)))
+            await to_its_end(self._withdraw(wish))
+            _raise_if_cancelled(error)
             if isinstance(error.cause, ActivityTimeout) and error.cause.type == TimeoutType.SCHEDULE_TO_CLOSE:
                 raise self._timed_out(wish, timeout or timedelta(0)) from error
             raise
         except asyncio.CancelledError:
-            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket, asked=wish.local_id)))
+            await to_its_end(self._withdraw(wish))
             raise
         meter = workflow.metric_meter().with_additional_attributes({"resource": self.name})
         meter.create_counter("redlease_granted", "Permits granted").add(1)
@@ -303,7 +307,7 @@ class Semaphore:
 
     async def _wait(self, run: Run, wish: calls.Wish, standing: calls.Standing, timeout: timedelta | None) -> Permit:
         if timeout is not None and timeout <= timedelta(0):
-            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket, asked=wish.local_id)))
+            await to_its_end(self._withdraw(wish))
             raise self._timed_out(wish, timeout)
         if standing.shape == calls.BY_SIGNAL:
             return await self._wait_for_signal(run, wish, timeout)
@@ -326,7 +330,7 @@ class Semaphore:
         try:
             await workflow.wait_condition(lambda: key in run.granted, timeout=timeout)
         except TimeoutError:
-            await to_its_end(self._give(calls.Giving(self._terms, wish.ticket, asked=wish.local_id)))
+            await to_its_end(self._withdraw(wish))
             raise self._timed_out(wish, timeout or timedelta(0)) from None
         return run.granted.pop(key)
 
@@ -336,6 +340,9 @@ class Semaphore:
             "the queue, or Redis is away; `inspect()` shows them. The request is out of the queue"
         )
         return AcquireTimeout(message, resource=self.name, ticket=wish.ticket)
+
+    async def _withdraw(self, wish: calls.Wish) -> bool:
+        return await self._give(calls.Giving(self._terms, wish.ticket, asked=wish.local_id, salt=wish.salt))
 
     async def _give(self, giving: calls.Giving) -> bool:
         """Takes a ticket out; with Redis away that is left to an activity, and to the end of the run."""
@@ -364,12 +371,18 @@ class Semaphore:
         try:
             return await _local(name, arg, result, activity_id)
         except ActivityError as error:
-            if _is_cancelled(error):
-                raise
+            _raise_if_cancelled(error)
             if (refused := refusal(error)) is not None:
                 raise refused from error
             message = f"resource {self.name!r}: Redis was not reached in time ({error.cause}). It is safe to try again"
             raise Unavailable(message, resource=self.name) from error
+
+
+def _raise_if_cancelled(error: ActivityError) -> None:
+    """A cancelled task ends by CancelledError, as asyncio's timeouts and task groups expect it, not by a failure."""
+    task = asyncio.current_task()
+    if _is_cancelled(error) and task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
 
 
 def _is_cancelled(error: ActivityError) -> bool:

@@ -66,8 +66,8 @@ class Watch:
 
     @property
     def id(self) -> str:
-        """Names the watch; a run that was reset has the same one."""
-        return digest(self.terms.resource, self.ticket)
+        """Names the watch; a run that was reset has the same one, another workflow with the ticket its own."""
+        return digest(self.terms.resource, self.ticket, self.workflow_id)
 
     def text(self) -> str:
         """The watch as it is written."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -18,7 +19,7 @@ from temporalio.api.workflowservice.v1 import GetClusterInfoRequest
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from redlease import Redlease, RedleaseError, clock, limits, wire
+from redlease import Redlease, RedleaseError, Withdrawn, clock, limits, wire
 from redlease.connection import settles
 from redlease.hold import lease_lost
 from redlease.keeper import Leaving, Released
@@ -278,7 +279,7 @@ class Relay:
         return Watch(
             wish.terms,
             wish.ticket,
-            digest(wish.terms.resource, wish.ticket, run_id, wish.local_id),
+            digest(wish.terms.resource, wish.ticket, run_id, wish.local_id, wish.salt),
             *(workflow_id, run_id, wish.chain, wish.event_id, wish.local_id, wish.wait_id),
             wire.label(owner, wish.metadata),
             owner,
@@ -324,10 +325,18 @@ class Relay:
         if not wish.queue:
             return await self._try(wish)
         async with asyncio.timeout(AT_ONCE_S):
-            watch = await self._claim(self._watch(wish), limit_ms=None)
-            watcher = Watcher(self, watch, at_once=True)
-            self.tend(watcher)
-            return await watcher.standing()
+            try:
+                return await self._enqueue(wish)
+            except Withdrawn:
+                # This workflow task was begun once before, came as far as the release, and was not recorded: what that
+                # run of it asked for must not come again, and this one asks for another.
+                return await self._enqueue(dataclasses.replace(wish, salt=secrets.token_hex(4)))
+
+    async def _enqueue(self, wish: calls.Wish) -> calls.Standing:
+        watch = await self._claim(self._watch(wish), limit_ms=None)
+        watcher = Watcher(self, watch, at_once=True)
+        self.tend(watcher)
+        return dataclasses.replace(await watcher.standing(), salt=wish.salt)
 
     async def _try(self, wish: calls.Wish) -> calls.Standing:
         watch = self._watch(wish)
@@ -354,13 +363,13 @@ class Relay:
             async with asyncio.timeout(patience_ms / 1000):
                 if giving.administrative:
                     return calls.Released(await semaphore.release(giving.ticket))
-                watch_id = digest(giving.terms.resource, giving.ticket)
-                known = self._watchers.pop(watch_id, None)
+                leaving = self._leaving(giving)
+                known = self._watchers.pop(leaving.id, None)
                 if known is not None:
                     known.stop()
-                await self.registry.drop(watch_id, anyones=True)
+                await self.registry.drop(leaving.id, anyones=True)
                 released = await self.give_back(
-                    wire.Resource(self.prefix, giving.terms.resource), self._leaving(giving), patience_ms=patience_ms
+                    wire.Resource(self.prefix, giving.terms.resource), leaving, patience_ms=patience_ms
                 )
         except TimeoutError:
             return calls.Released(released=False, pending=True)
@@ -369,7 +378,7 @@ class Relay:
         return calls.Released(bool(released), pending=released is None)
 
     def _leaving(self, giving: calls.Giving) -> Watch:
-        wish = calls.Wish(giving.terms, giving.ticket, "", 0, giving.asked, "")
+        wish = calls.Wish(giving.terms, giving.ticket, "", 0, giving.asked, "", salt=giving.salt)
         watch = self._watch(wish)
         if giving.fence is not None:  # the fence names it, and its own request is the one that must not come again
             watch.fence, watch.request = giving.fence, ""
