@@ -115,7 +115,7 @@ def test_the_demo_draws_a_live_table_on_a_terminal(tmp_path: Path) -> None:
         while piece := os.read(terminal, 65536):
             shown += piece
     os.close(terminal)
-    assert demo.wait() == 0
+    assert demo.wait() == 0, shown.decode(errors="replace")[-2000:]
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
     assert re.search(r"● holds +consumer \d +\d/\d +1 +\d{16} +\d\.\d s +\d", text)
     assert re.search(r"● waits 1 +consumer \d +\d/\d +1 +\d\.\d s +\d", text)
