@@ -26,9 +26,9 @@ Duration = float | timedelta
 
 ONCE = RetryPolicy(maximum_attempts=1)
 OFTEN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
-# A local activity ends by itself within a second. A worker that stood still for a moment is allowed some more.
-LOCAL_LIMIT = timedelta(seconds=3)
-LOCAL_IN_ALL = timedelta(seconds=5)  # with the time that it waits for one of the worker's slots for local activities
+# A local activity ends by itself within a second of its start. These are for a worker that stands still.
+LOCAL_LIMIT = timedelta(seconds=10)
+LOCAL_IN_ALL = timedelta(seconds=60)  # with the time that it waits for one of the worker's slots for local activities
 
 
 def misuse(call: Any, *args: Any, **named: Any) -> Any:
