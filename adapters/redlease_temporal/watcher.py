@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio.client import AsyncActivityCancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
-from redlease import RedleaseError, clock, wire
+from redlease import RedleaseError, Withdrawn, clock, wire
 from redlease.models import Permit
 from redlease.waiting import Waiting
 
@@ -347,9 +347,11 @@ class Watcher:
 
     async def _refuse(self, error: RedleaseError | ValueError) -> None:
         """The server would not queue it: whoever waits is told."""
+        # One that was refused before it queued was taken out by its own run, whose activity is cancelled already.
+        given_up = isinstance(error, Withdrawn) and not self._standing.done()
         if not self._standing.done():
             self._standing.set_exception(error)
-        if self.watch.token and self.watch.token != BY_SIGNAL_TOKEN:
+        if not given_up and self.watch.token and self.watch.token != BY_SIGNAL_TOKEN:
             handle = self._relay.temporal.get_async_activity_handle(task_token=base64.b64decode(self.watch.token))
             with contextlib.suppress(RPCError, AsyncActivityCancelledError):
                 await handle.fail(failure(error))
