@@ -37,6 +37,7 @@ RENEWALS_A_LEASE = 3
 NOTICE_S = 2.0  # a renewal tells whether anybody waits: services that do so say it to no relay
 FIRST_LOOK_S = 1.0  # after which a new hold is first looked at: most are over by then, and cost nothing more
 RETRY_S = (0.1, 5.0)  # the first and the longest pause after the Temporal server did not answer
+GIVING_UP_S = 1.0  # after which a run that has given its wait up has said so to the server
 ANSWER_S = 5.0  # how long it may take to answer
 
 
@@ -347,11 +348,14 @@ class Watcher:
 
     async def _refuse(self, error: RedleaseError | ValueError) -> None:
         """The server would not queue it: whoever waits is told."""
-        # One that was refused before it queued was taken out by its own run, whose activity is cancelled already.
+        # What was taken out before this watcher queued it has most likely been given up by its own run, whose workflow
+        # task is under way. It cancels the activity; a failure before that would make the server refuse the task.
         given_up = isinstance(error, Withdrawn) and not self._standing.done()
         if not self._standing.done():
             self._standing.set_exception(error)
-        if not given_up and self.watch.token and self.watch.token != BY_SIGNAL_TOKEN:
+        if given_up:
+            await asyncio.sleep(GIVING_UP_S)
+        if self.watch.token and self.watch.token != BY_SIGNAL_TOKEN:
             handle = self._relay.temporal.get_async_activity_handle(task_token=base64.b64decode(self.watch.token))
             with contextlib.suppress(RPCError, AsyncActivityCancelledError):
                 await handle.fail(failure(error))

@@ -28,6 +28,8 @@ from helpers import eventually, queue_up, until_waiting, watches_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from redlease_temporal import calls
+
     from conftest import MakeClient, OwnServer
     from quiet import Quiet
     from temporal.conftest import StartWorkerProcess
@@ -264,6 +266,29 @@ async def test_withdrawn(make_stage: MakeStage, redis_url: str, prefix: str) -> 
     assert (await handle.result()).what == "withdrawn"
     await pool.release(permit)
     assert await nobody_is_left(stage, wait, redis_url, prefix)
+
+
+async def test_withdrawn_before_its_activity_began(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken out between queueing and the start of the activity that waits, the workflow gets Withdrawn as well."""
+    wait_of_relay, began, may_go_on = Relay.wait, asyncio.Event(), asyncio.Event()
+
+    async def held_back(relay: Relay, wish: calls.Wish, token: bytes) -> None:
+        began.set()
+        await may_go_on.wait()
+        await wait_of_relay(relay, wish, token)
+
+    monkeypatch.setattr(Relay, "wait", held_back)
+    stage = await make_stage()
+    wait = Wait("r")
+    pool = stage.pool(wait)
+    permit = await pool.acquire()
+    (handle,) = await stage.line_up(wait, 1)
+    (ticket,) = await until_waiting(pool, 1)
+    await began.wait()
+    await pool.release(ticket)
+    may_go_on.set()
+    assert (await handle.result()).what == "withdrawn"
+    await pool.release(permit)
 
 
 async def test_a_weight_that_can_never_fit(make_stage: MakeStage, redis_url: str, prefix: str) -> None:
