@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import os
+import signal
 from typing import TYPE_CHECKING, Any, Protocol
 
 import fakeredis
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
 IN_CI = os.environ.get("CI") == "true"
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and every process they start inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _numbers = itertools.count(1)
 

@@ -62,6 +62,7 @@ class Watcher:
         self._resource = wire.Resource(relay.prefix, watch.terms.resource)
         self._standing: asyncio.Future[Standing] = asyncio.get_running_loop().create_future()
         self._stirred = asyncio.Event()
+        self.handed_over = asyncio.Event()
         self._run: Run = (watch.workflow_id, watch.run_id)
         self._adopt_until_ms: float | None = None
         self._closed = False
@@ -251,6 +252,7 @@ class Watcher:
             recorded = await self._answered(self._is_recorded() if self.at_once else self._complete(token))
             if recorded:
                 watch.recorded = True
+                self.handed_over.set()
                 await self._save()
                 return True
             if recorded is not None:

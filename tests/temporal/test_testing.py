@@ -13,6 +13,7 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from redlease_temporal.testing import InMemoryPlugin
+from redlease_temporal.watcher import Watcher
 
 from helpers import eventually
 
@@ -45,6 +46,20 @@ async def test_hours_pass_while_some_hold_and_others_wait(skipping: Client, task
         await _until_asked(handle)
     ends = sorted([(await handle.result())[1] for handle in handles])
     assert [later - sooner >= 3600 for sooner, later in pairwise(ends)] == [True, True]
+
+
+async def test_no_time_is_skipped_between_a_release_and_the_next_grant(
+    skipping: Client, task_queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grant that is told late is told before the workflow that released goes on, so nobody times out meanwhile."""
+    tell = Watcher._tell_of_grant
+
+    async def late(watcher: Watcher, token: str) -> None:
+        await asyncio.sleep(0.3)
+        await tell(watcher, token)
+
+    monkeypatch.setattr(Watcher, "_tell_of_grant", late)
+    await test_hours_pass_while_some_hold_and_others_wait(skipping, task_queue)
 
 
 async def _until_asked(handle: WorkflowHandle[Any, Any]) -> None:
