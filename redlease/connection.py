@@ -93,6 +93,7 @@ class Connection:
         self._refusal: RedleaseError | None = None
         self.trouble = "it has not been reached yet"
         self._heard_at = 0.0
+        self._patience_ms = PATIENCE_MS[1]  # that of the watchdog which is set now
         self._watchdog: asyncio.TimerHandle | None = None
         self._probed = False
         self._loading = False
@@ -101,21 +102,25 @@ class Connection:
 
     # Calls
 
-    def send(self, command: wire.Command, on_reply: OnReply) -> None:
-        """Sends a script call with this loop turn's batch. Only while `ready`."""
+    def send(self, resource: wire.Resource, script: wire.Script, tail: bytes, on_reply: OnReply) -> None:
+        """Sends a script call with this loop turn's batch; `tail`: its arguments after the tag. Only while `ready`."""
         self._tag = (self._tag + 1) % wire.TAGS
         tag = b"%04x" % self._tag
-        self._enqueue(b"%b$4\r\n%b\r\n%b" % (command.head, tag, command.tail), tag, on_reply)
+        self._enqueue(b"%b$4\r\n%b\r\n%b" % (resource.head(script), tag, tail), tag, on_reply)
 
     def _enqueue(self, data: bytes, tag: bytes | None, on_reply: OnReply) -> None:
         self._pending.append((tag, on_reply))
-        if not self._out:
+        self._out.append(data)
+        if len(self._out) == 1:
             loop = asyncio.get_running_loop()
-            loop.call_soon(self._flush)
             if self._watchdog is None:
                 self._heard_at = loop.time()
                 self._watch(loop)
-        self._out.append(data)
+            # asyncio's own loops show what else is to run in this turn: with nothing there is nothing to wait for.
+            if getattr(loop, "_ready", True):
+                loop.call_soon(self._flush)
+            else:
+                self._flush()
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -135,13 +140,13 @@ class Connection:
             RedleaseError: The server refused.
         """
         resource, script, *args = command
-        packed = resource.command(script, wire.pack(*args))
+        tail = wire.pack(*args)
         try:
             async with asyncio.timeout(None if limit_ms is None else limit_ms / 1000):
                 while True:
                     await self.until_ready()
                     sent_ms = clock.now_ms()
-                    reply = await self._ask(packed)
+                    reply = await self._ask(resource, script, tail)
                     if isinstance(reply, wire.Fault):
                         if not reply.passes:
                             raise reply.error(resource.name, ticket)
@@ -151,9 +156,9 @@ class Connection:
         except TimeoutError:
             raise self.unavailable(resource.name, ticket) from None
 
-    async def _ask(self, command: wire.Command) -> Reply:
+    async def _ask(self, resource: wire.Resource, script: wire.Script, tail: bytes) -> Reply:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.send(command, settles(future))
+        self.send(resource, script, tail, settles(future))
         return await future
 
     def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
@@ -173,9 +178,10 @@ class Connection:
 
     def look_sooner(self, wait_ms: float) -> None:
         """Something is kept from now on that has to be renewed within `wait_ms`."""
+        if self._watchdog is None or wait_ms >= self._patience_ms:
+            return
         loop = asyncio.get_running_loop()
-        due = loop.time() + max(self._least_ms, wait_ms) / 2000
-        if self._watchdog is not None and self._watchdog.when() > due:
+        if self._watchdog.when() > loop.time() + max(self._least_ms, wait_ms) / 2000:
             self._watchdog.cancel()
             self._watch(loop)
 
@@ -220,14 +226,16 @@ class Connection:
         if self._driver is None:
             raise exceptions.ConnectionError(self.trouble)
         if self._driver.inline_push:
-            self._enqueue(command.head, b"", on_reply)
+            self._enqueue(command, b"", on_reply)
         else:
-            self._driver.subscribe(command.head)
+            self._driver.subscribe(command)
 
     # What comes in (the driver calls these)
 
-    def on_reply(self, reply: Any) -> None:
+    def on_data(self) -> None:
         self._heard_at = asyncio.get_running_loop().time()
+
+    def on_reply(self, reply: Any) -> None:
         if not self._pending:
             self._abort("the server sent a reply that nobody asked for")
             return
@@ -243,22 +251,24 @@ class Connection:
             self._abort("the server sent a reply that answers another call")
             return
         self._pending.popleft()
-        self._tell(on_reply, reply)
+        try:
+            on_reply(reply)
+        except Exception as error:  # noqa: BLE001  a mistake in one listener must not silence the others
+            self._report(error)
 
     def _load_again(self) -> None:
         """Somebody flushed the scripts: they are loaded once more, and whoever got the error repeats its call."""
         if not self._loading:
             self._loading = True
             for script in self.scripts[:-1]:
-                self._enqueue(wire.plain("SCRIPT", "LOAD", script.text).head, None, lambda _: None)
+                self._enqueue(wire.plain("SCRIPT", "LOAD", script.text), None, lambda _: None)
             last = wire.plain("SCRIPT", "LOAD", self.scripts[-1].text)
-            self._enqueue(last.head, None, self._loaded)
+            self._enqueue(last, None, self._loaded)
 
     def _loaded(self, _: Reply) -> None:
         self._loading = False
 
     def on_push(self, push: list[Any]) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
         if push[0] == b"message":
             for listener in tuple(self._listeners.get(push[1], ())):
                 self._tell(listener, push[2])
@@ -269,13 +279,17 @@ class Connection:
         self._driver = None
         self._abort(why)
 
-    @staticmethod
-    def _tell(listener: Callable[[Any], None], what: Any) -> None:
+    @classmethod
+    def _tell(cls, listener: Callable[[Any], None], what: Any) -> None:
         try:
             listener(what)
-        except Exception as error:  # noqa: BLE001  a mistake in one listener must not silence the others
-            context = {"message": "redlease: a listener failed", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(context)
+        except Exception as error:  # noqa: BLE001  as above
+            cls._report(error)
+
+    @staticmethod
+    def _report(error: Exception) -> None:
+        context = {"message": "redlease: a listener failed", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
 
     def _abort(self, why: str) -> None:
         """Gives the connection up; every call without a reply is told."""
@@ -292,7 +306,8 @@ class Connection:
         self._lost.set()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        due = loop.time() + self.patience_ms / 2000
+        self._patience_ms = self.patience_ms
+        due = loop.time() + self._patience_ms / 2000
         self._watchdog = loop.call_at(due, self._look, loop, due)
 
     def _look(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
@@ -413,7 +428,7 @@ class Connection:
             await self._look_at_eviction()
             self._probed = True
 
-    def _exchange(self, command: wire.Command) -> asyncio.Future[Any]:
+    def _exchange(self, command: bytes) -> asyncio.Future[Any]:
         """Sends a command that is no script, before the connection is ready; raises when it is lost meanwhile."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -426,7 +441,7 @@ class Connection:
             else:
                 future.set_result(reply)
 
-        self._enqueue(command.head, None, settle)
+        self._enqueue(command, None, settle)
         return future
 
     def _check_role(self, hello: Any) -> None:

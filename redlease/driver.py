@@ -20,6 +20,7 @@ from redis.asyncio import ConnectionPool
 class Receiver(Protocol):
     """Who is told what comes in. `reply` may be a `ReplyError`."""
 
+    def on_data(self) -> None: ...
     def on_reply(self, reply: Any) -> None: ...
     def on_push(self, push: list[Any]) -> None: ...
     def on_lost(self, why: str) -> None: ...
@@ -105,6 +106,8 @@ class SocketDriver(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         parser, receiver = self._parser, self._receiver
+        if receiver is not None:
+            receiver.on_data()
         parser.feed(data)
         try:
             while self._receiver is not None and receiver is not None:
@@ -213,6 +216,7 @@ class ClientDriver:
                 reply = ReplyError(error_text(error))
             if reply is None:
                 raise exceptions.ConnectionError("the connection was closed")
+            self._receiver.on_data()
             self._receiver.on_reply(reply)
 
     async def _receive_messages(self) -> None:
@@ -220,4 +224,5 @@ class ClientDriver:
             push = await self._connections[1].read_response(disable_decoding=True, disconnect_on_error=False)
             if push is None:
                 raise exceptions.ConnectionError("the connection was closed")
+            self._receiver.on_data()
             self._receiver.on_push(push)

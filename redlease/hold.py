@@ -41,6 +41,11 @@ class Hold(Lease):
         ...     await work(fence=hold.fence)
     """
 
+    on_lost: OnLost = "cancel"
+    _cancelling = 0
+    _cancelled = False
+    _over: asyncio.Event | None = None
+
     def __init__(
         self,
         keeper: Keeper,
@@ -52,19 +57,15 @@ class Hold(Lease):
         forget_ticket: Callable[[], None],
     ) -> None:
         super().__init__(keeper, resource, ask, terms)
-        self.on_lost: OnLost = "cancel"
         self._metadata = metadata
         self._forget_ticket = forget_ticket
-        self._cancelling = 0
-        self._cancelled = False
-        self._over: asyncio.Event | None = None
 
     @property
     def permit(self) -> Permit:
         """The permit as it is known now."""
         return Permit(
             *(self.resource.name, self.ask.ticket, self.fence, self.ask.weight, self.capacity),
-            *(self.terms.lease_ms, self.granted_at_ms, self.expires_at_ms, self.terms.owner, self._metadata),
+            *(self.terms.lease_ms, self.granted_at_ms, self.expires_at_ms, self.terms.owner, dict(self._metadata)),
         )
 
     def remaining(self) -> float:
@@ -157,7 +158,7 @@ class Hold(Lease):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         task, self.task = self.task, None
-        cancelled_here = await self._take_back_cancel(task, error)
+        cancelled_here = self._cancelled and await self._take_back_cancel(task, error)
         if not self.lost and not self.ended:
             if error is None or isinstance(error, Exception):
                 await self.release()
@@ -170,7 +171,7 @@ class Hold(Lease):
     async def _take_back_cancel(self, task: asyncio.Task[object] | None, error: BaseException | None) -> bool:
         """Undoes the cancellation that a loss has asked for; whether the error that ends the body is just that one."""
         current = asyncio.current_task()
-        if current is None or current is not task or not self._cancelled:
+        if current is None or current is not task:
             return False
         self._cancelled = False
         only_ours = current.uncancel() <= self._cancelling

@@ -57,6 +57,7 @@ class Semaphore:
         self._resource = resource
         self._terms = terms
         self._label = wire.label(terms.owner, {})
+        self._usual = _Wish(None, 1, self._label, terms, {}, None)
         self._entered: list[tuple[asyncio.Task[Any] | None, HoldRequest]] = []
 
     def __repr__(self) -> str:
@@ -220,7 +221,7 @@ class Semaphore:
             until_ms=now_ms + permit.lease_ms,
             done=settles(future),
             patience_ms=LIMIT_MS,
-        ).start()
+        ).start(now_ms)
         released = await future
         if released is None:
             raise self._connection.unavailable(self.name, permit.ticket)
@@ -257,7 +258,8 @@ class Semaphore:
         """
         limits.checked_count("capacity", capacity)
         answer = await self._connection.call(self._resource, wire.RESIZE, capacity, self._terms.idle_ttl_ms)
-        self._room.keeper.follow_up(self._resource, self._terms, more=answer.values[0])
+        if answer.values[0]:
+            self._room.keeper.follow_up(self._resource, self._terms)
 
     async def release_all(self, *, queue: bool = False) -> int:
         """Frees every holder there is, with `queue` every waiter first; how many. Their clients are told at once."""
@@ -276,7 +278,8 @@ class Semaphore:
             ticket=ticket,
         )
         released, more = answer.values
-        self._room.keeper.follow_up(self._resource, self._terms, more=more)
+        if more:
+            self._room.keeper.follow_up(self._resource, self._terms)
         return bool(released)
 
     async def watch(self) -> AsyncIterator[Snapshot]:
@@ -340,6 +343,8 @@ class Semaphore:
         owner: str | None,
         metadata: dict[str, str] | None,
     ) -> _Wish:
+        if weight == 1 and type(weight) is int and (timeout, ticket, owner, metadata) == (None, None, None, None):
+            return self._usual
         timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
         if weight != 1 or type(weight) is not int:
             limits.checked_count("weight", weight)
@@ -397,7 +402,7 @@ class Semaphore:
         granted, terms = outcome.granted, wish.terms
         return Permit(
             *(self.name, ask.ticket, granted.fence, ask.weight, granted.capacity, terms.lease_ms),
-            *(granted.granted_at_ms, granted.expires_at_ms, terms.owner, wish.metadata),
+            *(granted.granted_at_ms, granted.expires_at_ms, terms.owner, dict(wish.metadata)),
         )
 
     def _remember_unsure(self, ask: wire.Ask) -> None:

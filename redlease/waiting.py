@@ -25,6 +25,7 @@ logger = logging.getLogger("redlease")
 BEATS_A_LEASE = 3
 # Every client with waiters calls when something may have lapsed: one after the other, by its place.
 STAGGER_MS, STAGGER_PLACES = 1.0, 200
+PLACES_KEPT = 1024  # of those that nobody waits in: who locks the same few names again and again needs no new ones
 ROUNDING_MS = 2.0  # the server tells whole ms
 
 
@@ -42,6 +43,13 @@ class Waiting:
     `claim`: the caller will not renew, so a grant out of the queue is asked for once more, which fills its lease.
     """
 
+    sequence: int | None = None
+    sent = False
+    unsure = False  # whether a copy may still be under way on a connection that was lost
+    asked_from = ""
+    due_ms: float | None = None
+    on_queued: Callable[[wire.Queued], None] | None = None
+
     def __init__(
         self,
         place: Place,
@@ -58,12 +66,6 @@ class Waiting:
         self.future = future
         self.queue = queue
         self.claim = claim
-        self.sequence: int | None = None
-        self.sent = False
-        self.unsure = False  # whether a copy may still be under way on a connection that was lost
-        self.asked_from = ""
-        self.due_ms: float | None = None
-        self.on_queued: Callable[[wire.Queued], None] | None = None
 
     def turn(self, now_ms: float) -> bool:
         """Asks, or asks again: the same request finds its permit or its place."""
@@ -73,8 +75,7 @@ class Waiting:
         self.sent = True
         self.asked_from = self.place.name
         tail = wire.acquire_tail(self.ask, self.terms, self.asked_from, self.place.lease_ms if self.queue else 0)
-        command = self.place.resource.command(wire.ACQUIRE, tail)
-        connection.send(command, partial(self._answered, now_ms, self.asked_from))
+        connection.send(self.place.resource, wire.ACQUIRE, tail, partial(self._answered, now_ms, self.asked_from))
         return True
 
     def _answered(self, sent_ms: float, asked_from: str, reply: Reply) -> None:
@@ -93,11 +94,13 @@ class Waiting:
     def _read(self, sent_ms: float, asked_from: str, status: int, values: list[int]) -> None:
         if status == Status.GRANTED:
             granted = wire.Granted(*values)
-            self.place.room.declared(self.place.resource, self.terms, granted.was_declared)
+            if granted.was_declared:
+                self.place.room.declared(self.place.resource, self.terms, granted.was_declared)
             self.settle(granted, sent_ms + self.terms.lease_ms)
         elif status == Status.QUEUED:
             queued = wire.Queued(*values)
-            self.place.room.declared(self.place.resource, self.terms, queued.was_declared)
+            if queued.was_declared:
+                self.place.room.declared(self.place.resource, self.terms, queued.was_declared)
             self.sequence = queued.sequence
             self.place.queued(self, asked_from, sent_ms, queued)
             if self.on_queued is not None:
@@ -178,17 +181,21 @@ def withdrawn(name: str, ticket: str) -> Withdrawn:
 
 
 class Place:
-    """This client's place on one resource."""
+    """This client's place on one resource.
+
+    Places on several resources may have one name; what matters is that one which may have lapsed is not used again.
+    """
+
+    deadline_ms: float | None = None  # None: the server has not confirmed it
+    due_ms: float | None = None
+    lease_ms = 0
+    _beating = False
 
     def __init__(self, room: Room, resource: wire.Resource) -> None:
         self.room = room
         self.resource = resource
-        self.name = room.new_name()
-        self.deadline_ms: float | None = None  # None: the server has not confirmed it
+        self.name = room.name
         self.waiters: dict[str, Waiting] = {}
-        self.due_ms: float | None = None
-        self.lease_ms = 0
-        self._beating = False
 
     def _first(self) -> Waiting | None:
         queued = (waiting for waiting in self.waiters.values() if waiting.sequence is not None)
@@ -196,7 +203,8 @@ class Place:
 
     def queued(self, waiting: Waiting, asked_from: str, sent_ms: float, queued: wire.Queued) -> None:
         """The server has queued one of the waiters."""
-        self.room.keeper.follow_up(self.resource, waiting.terms, more=queued.more)
+        if queued.more:
+            self.room.keeper.follow_up(self.resource, waiting.terms)
         if asked_from == self.name:
             due_ms = self._confirm(sent_ms, queued.ahead, queued.soonest_ms)
             if self.due_ms is None or due_ms < self.due_ms:
@@ -229,7 +237,7 @@ class Place:
             return False
         self._beating = True
         tail = wire.pack(self.name, self.lease_ms, first.ask.ticket, first.terms.idle_ttl_ms)
-        connection.send(self.resource.command(wire.BEAT, tail), partial(self._beaten, now_ms, self.name, first))
+        connection.send(self.resource, wire.BEAT, tail, partial(self._beaten, now_ms, self.name, first))
         return True
 
     def _beaten(self, sent_ms: float, name: str, first: Waiting, reply: Reply) -> None:
@@ -247,7 +255,8 @@ class Place:
         else:
             beaten = wire.Beaten(*reply[2:])
             schedule.at(self._confirm(sent_ms, beaten.ahead, beaten.soonest_ms), self)
-            self.room.keeper.follow_up(self.resource, first.terms, more=beaten.more)
+            if beaten.more:
+                self.room.keeper.follow_up(self.resource, first.terms)
             self.resized(beaten.capacity)
 
     def _missed(self, first: Waiting) -> None:
@@ -303,6 +312,7 @@ class Room:
         self._id = secrets.token_hex(8)
         self._requests = count(1)
         self._epochs = count(1)
+        self.name = self.new_name()
         self._warned: set[tuple[str, int]] = set()
         self._tickets: set[tuple[bytes, str]] = set()
         # Requests of plain permits of which a late copy may still be under way, and until when that matters.
@@ -318,8 +328,9 @@ class Room:
         return f"{self._id}-{next(self._requests):x}"
 
     def new_name(self) -> str:
-        """A place's name that was never used before."""
-        return f"{self._channel}|{next(self._epochs)}"
+        """A place's name that was never used before, and which new places have from now on."""
+        self.name = f"{self._channel}|{next(self._epochs)}"
+        return self.name
 
     def claim_ticket(self, resource: wire.Resource, ticket: str) -> Callable[[], None]:
         """Marks a ticket as in use here, until what this returns is called; ValueError when it is already."""
@@ -352,11 +363,15 @@ class Room:
     def leave(self, waiting: Waiting) -> None:
         """Ends a request that has its outcome."""
         place = waiting.place
-        self.waitings.pop(waiting.ask.request, None)
-        place.waiters.pop(waiting.ask.request, None)
-        self.keeper.schedule.drop(waiting)
+        request = waiting.ask.request
+        self.waitings.pop(request, None)
+        place.waiters.pop(request, None)
+        if waiting.due_ms is not None:
+            self.keeper.schedule.drop(waiting)
         if not place.waiters and place.deadline_ms is None:
-            self.forget(place)
+            place.lease_ms = 0
+            if len(self.places) > PLACES_KEPT:
+                self.forget(place)
 
     def forget(self, place: Place) -> None:
         """Drops a place that nobody waits in and the server no longer has, or never had."""
@@ -378,7 +393,7 @@ class Room:
                 unsure=waiting.unsure,
                 until_ms=float("inf"),
             )
-            leaving.start()
+            leaving.start(clock.now_ms())
 
     def on_ready(self) -> None:
         """The connection is back, or the server refuses this client."""
@@ -416,7 +431,7 @@ class Room:
 
     def declared(self, resource: wire.Resource, terms: wire.Terms, was_declared: int) -> None:
         """Warns once when this client's capacity took the place of another declared one."""
-        if was_declared and (resource.name, was_declared) not in self._warned:
+        if (resource.name, was_declared) not in self._warned:
             self._warned.add((resource.name, was_declared))
             logger.warning(
                 "resource %r: the capacity declared here is %d, but %d was declared before; it is %d from now on. "

@@ -67,8 +67,10 @@ def read_lua(package: str, name: str) -> str:
 
 
 def _operation(name: str, args: str) -> Script:
-    prelude, queue, operation = (read_lua("redlease", part) for part in ("prelude", "queue", name))
-    return Script(name, args, prelude + operation.replace("--#include queue\n", queue))
+    text = read_lua("redlease", "prelude") + read_lua("redlease", name)
+    for part in ("state", "queue"):
+        text = text.replace(f"--#include {part}\n", read_lua("redlease", part))
+    return Script(name, args, text)
 
 
 ACQUIRE = _operation(
@@ -87,22 +89,20 @@ PROBE = Script("probe", "channel", read_lua("redlease", "probe"))
 SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, RESIZE, INSPECT, CHECK, WATCH)
 
 
-class Command(NamedTuple):
-    """A call ready to be written: what stands before its tag, and what after."""
-
-    head: bytes
-    tail: bytes
+def bulk(text: str) -> bytes:
+    """An argument as a bulk string of the Redis protocol."""
+    data = text.encode()
+    return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
 def pack(*args: str | int) -> bytes:
-    """Arguments as bulk strings of the Redis protocol."""
-    texts = [str(arg) for arg in args]
-    return "".join([f"${len(text) if text.isascii() else len(text.encode())}\r\n{text}\r\n" for text in texts]).encode()
+    """Arguments as bulk strings, one after the other."""
+    return b"".join([bulk(str(arg)) for arg in args])
 
 
-def plain(*args: str) -> Command:
+def plain(*args: str) -> bytes:
     """A command that is no script and carries no tag."""
-    return Command(b"*%d\r\n" % len(args) + pack(*args), b"")
+    return b"*%d\r\n%b" % (len(args), pack(*args))
 
 
 def escape(name: str) -> str:
@@ -138,12 +138,12 @@ class Resource:
         """The channel that changes are published to while somebody watches."""
         return self.state_key.decode() + ":watch"
 
-    def command(self, script: Script, tail: bytes) -> Command:
-        """A call of `script` on this resource; `tail` is what follows the tag."""
+    def head(self, script: Script) -> bytes:
+        """What a call of `script` on this resource begins with, up to its tag."""
         head = self._heads.get(script)
         if head is None:
             head = self._heads[script] = script.head + self._keys
-        return Command(head, tail)
+        return head
 
 
 class Terms(NamedTuple):
@@ -183,15 +183,34 @@ def _plain_label(owner: str) -> str:
 
 def acquire_tail(ask: Ask, terms: Terms, place: str, waiter_lease_ms: int) -> bytes:
     """The arguments of an acquire; with a waiter lease of 0 it never queues."""
-    return pack(ask.ticket, ask.request, place, ask.arrival) + _terms_tail(
-        ask.weight, terms, waiter_lease_ms, ask.label
-    )
+    request = bulk(ask.request)
+    ticket = request if ask.ticket is ask.request else bulk(ask.ticket)
+    rest = _terms_tail(ask.weight, terms, waiter_lease_ms, ask.label)
+    return b"%b%b%b%b" % (ticket, request, _place_and_arrival(place, ask.arrival), rest)
+
+
+@lru_cache(maxsize=256)
+def _place_and_arrival(place: str, arrival: int) -> bytes:
+    return pack(place, arrival)
 
 
 @lru_cache(maxsize=256)
 def _terms_tail(weight: int, terms: Terms, waiter_lease_ms: int, written: str) -> bytes:
     most = -1 if terms.max_waiters is None else terms.max_waiters
     return pack(weight, terms.lease_ms, terms.capacity, waiter_lease_ms, most, terms.idle_ttl_ms, written)
+
+
+def release_tail(ask: Ask, fence: int | None, tombstone_ms: int, idle_ttl_ms: int) -> bytes:
+    """The arguments of a release by the client that has the ticket; no fence: whatever its request has."""
+    request = bulk(ask.request)
+    ticket = request if ask.ticket is ask.request else bulk(ask.ticket)
+    digits = b"" if fence is None else b"%d" % fence
+    return b"%b$%d\r\n%b\r\n%b%b" % (ticket, len(digits), digits, request, _release_tail(tombstone_ms, idle_ttl_ms))
+
+
+@lru_cache(maxsize=256)
+def _release_tail(tombstone_ms: int, idle_ttl_ms: int) -> bytes:
+    return pack(tombstone_ms, 0, idle_ttl_ms)
 
 
 class Granted(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from redlease import LeaseLost, Redlease, Withdrawn
+from redlease import LeaseLost, Redlease, Withdrawn, wire
+from redlease.wire import read_lua
 
 from helpers import eventually
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from redlease import Permit, Semaphore
 
 TICKETS = ["a", "b", "c", "d", "e", "f"]
+OTHERS = tuple(script for script in wire.SCRIPTS if script.name not in {"acquire", "release"})
 A_YEAR_S = 300 * 24 * 3600  # places do not lapse here: the test's clock is not the one that beats go by
 
 
@@ -215,6 +218,11 @@ class Comparison(RuleBasedStateMachine):
                 assert isinstance(task.exception(), ValueError), outcome
         self.compare()
 
+    @rule(ticket=st.sampled_from(TICKETS))
+    def acquire_one(self, ticket: str) -> None:
+        """Ask for what is asked for most."""
+        self.acquire(ticket, 1, 1000, None)
+
     @rule(ticket=st.sampled_from(TICKETS), weight=st.integers(1, 3))
     def try_acquire(self, ticket: str, weight: int) -> None:
         """Ask without waiting."""
@@ -313,9 +321,36 @@ class Comparison(RuleBasedStateMachine):
         self.compare()
 
 
+def without_the_usual(package: str, name: str) -> str:
+    """Return a script that goes the general way from the start."""
+    return re.sub(r"-- What is usual.*?(?=--#include state)", "", read_lua(package, name), flags=re.DOTALL)
+
+
+class GeneralComparison(Comparison):
+    """The same, with acquire and release always going the general way."""
+
+    def __init__(self) -> None:
+        with mock.patch.object(wire, "read_lua", without_the_usual):
+            acquire, release = (
+                wire._operation(script.name, " ".join(script.args[1:])) for script in (wire.ACQUIRE, wire.RELEASE)
+            )
+        assert len(acquire.text) < len(wire.ACQUIRE.text)
+        assert len(release.text) < len(wire.RELEASE.text)
+        self.scripts = mock.patch.multiple(wire, ACQUIRE=acquire, RELEASE=release, SCRIPTS=(acquire, release, *OTHERS))
+        self.scripts.start()
+        super().__init__()
+
+    def teardown(self) -> None:
+        """End it, and go the usual way again."""
+        super().teardown()
+        self.scripts.stop()
+
+
 TestComparison = Comparison.TestCase
 TestComparison.__doc__ = "Whatever is done in whatever order, the scripts do what the model does."
-TestComparison.settings = settings(
+TestGeneralComparison = GeneralComparison.TestCase
+TestGeneralComparison.__doc__ = "So they do on the general way, which the usual one only shortens."
+TestComparison.settings = TestGeneralComparison.settings = settings(
     max_examples=25,
     phases=[Phase.generate],
     stateful_step_count=30,

@@ -266,7 +266,7 @@ class Relay:
             done=settles(future),
             patience_ms=patience_ms,
         )
-        leaving.start()
+        leaving.start(clock.now_ms())
         return await future
 
     # What the activities ask for

@@ -10,6 +10,38 @@
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local weight, lease, wanted, idle, label = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[11]), ARGV[12]
 
+-- What is usual: a new ticket of weight 1, nothing declared anew, and neither a tombstone nor a watcher nor the expiry of
+-- the keys asks for more.
+local was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket)
+local fence = clock[1] * 1000000 + clock[2]
+if weight == 1 and not was[9] and was[4] == ARGV[8] and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
+  and fence > tonumber(was[1] or 0) and now >= tonumber(was[7] or 0) and now >= tonumber(was[8] or 0) then
+  local capacity, used, waiting = tonumber(was[3]), call('ZCARD', holders) + (was[2] or 0), call('ZCARD', queue)
+  local since = format('%d', now)
+  if waiting == 0 and used < capacity then -- there is room, and it is granted
+    local deadline, its_fence = now + lease, format('%d', fence)
+    call('ZADD', holders, format('%d', deadline), ticket)
+    call('PEXPIREAT', holders, was[6])
+    call('HSET', state, 'f', its_fence, 't' .. ticket,
+      '1 ' .. its_fence .. ' ' .. ARGV[7] .. ' ' .. since .. ' ' .. place .. ' ' .. request .. ' ' .. label)
+    return {tag, GRANTED, fence, now, deadline, capacity}
+  end
+  local first = used >= capacity and call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2]
+  local wait = first and tonumber(first) - now or 0
+  local waiter_lease, most = tonumber(ARGV[9]), tonumber(ARGV[10])
+  local lapses = wait > 0 and waiter_lease > 0 and call('ZSCORE', waiters, place)
+  if lapses and tonumber(lapses) > now and waiting > 0 and ARGV[5] == '0' and (most < 0 or waiting < most) then
+    -- It is full, and it stands behind others from the same place.
+    local its_sequence = format('%d', (was[5] or 0) + 1)
+    call('ZADD', queue, its_sequence, ticket)
+    call('ZADD', waiters, format('%d', now + waiter_lease), place)
+    call('HSET', state, 's', its_sequence, 't' .. ticket,
+      '1 0 ' .. ARGV[7] .. ' ' .. since .. ' ' .. place .. ' ' .. request .. ' ' .. label)
+    return {tag, QUEUED, tonumber(its_sequence), waiting, wait, capacity, 0, 0}
+  end
+end
+
+--#include state
 read(ticket)
 if tombstones > now and call('ZSCORE', waiters, '!' .. request) then return {tag, WITHDRAWN} end
 
@@ -104,7 +136,7 @@ if wait == 0 or used < capacity or was_capacity ~= capacity or (record and not q
   if call('ZCARD', queue) == 0 and used + weight > capacity then reap(BATCH) end
   if was_capacity > capacity then tell_capacity() end
   settle(deadline, idle)
-  changes, size, was, new_holder = {'HSET', state}, 2, {fence, used, capacity, declared}, false
+  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared}, false
   ahead, wait = call('ZCARD', queue), soonest()
 end
 

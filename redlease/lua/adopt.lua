@@ -7,6 +7,7 @@
 local tag, ticket, its_fence, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local lease, refence, idle, label = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8]), ARGV[9]
 
+--#include state
 read(ticket)
 if not record then return {tag, 0} end
 local weight, held_fence, _, since, held_place, held_request = parse(record)

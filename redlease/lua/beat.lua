@@ -7,6 +7,7 @@
 -- Cost: O(log n), and for each of at most 100 that it reaps or grants.
 local tag, place, waiter_lease, ticket, idle = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
+--#include state
 --#include queue
 read(ticket)
 if capacity == 0 or not alive(place) then return {tag, LAPSED} end

@@ -5,6 +5,7 @@
 -- Cost: O(1).
 local tag, ticket, its_fence = ARGV[1], ARGV[2], ARGV[3]
 
+--#include state
 read(ticket)
 if not record then return {tag, 0} end
 local _, held_fence = parse(record)

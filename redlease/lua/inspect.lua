@@ -6,12 +6,13 @@
 -- Cost: O(limit + log n).
 local tag, limit = ARGV[1], tonumber(ARGV[2])
 
+--#include state
 --#include queue
 read('')
 local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'LIMIT', 0, math.max(limit, BATCH))
 for _, ticket in ipairs(lapsed) do
   local text = call('HGET', state, 't' .. ticket)
-  used = used - (text and parse(text) or 0)
+  used = used - (text and parse(text) or 1)
 end
 local held, queued, waiting = {}, {}, 0
 if limit > 0 then

@@ -1,9 +1,11 @@
--- prelude: what every operation stands on. wire.py puts it before each of them; it is no operation itself. What only
--- the longer ways need is in queue.lua, so that a call which ends before them does not pay for it.
+-- prelude: what every operation stands on. wire.py puts it before each of them; it is no operation itself. Functions
+-- stand in state.lua and queue.lua, which the operations include where they need them: making a closure with many
+-- upvalues costs as much as a command, so that a call which ends before them is twice as fast. That is why acquire and
+-- release begin with what is usual, written out without functions, and leave all else to the general way behind it.
 --
 -- A resource is four keys under one hash tag, declared by every call in this order:
---   KEYS[1] state    hash  f last fence, s last sequence, c capacity, d declared capacity, u units in use; moments in ms of
---                          the server's clock: k when the keys expire, x until when a tombstone stands, w until when
+--   KEYS[1] state    hash  f last fence, s last sequence, c capacity, d declared capacity, e units in use beyond one a
+--                          holder; moments in ms of the server's clock: k when the keys expire, x until when a tombstone stands, w until when
 --                          somebody watches; and t<ticket>, a record each
 --   KEYS[2] holders  zset  ticket -> the moment its lease ends
 --   KEYS[3] queue    zset  ticket -> its sequence, the order of arrival
@@ -12,7 +14,7 @@
 -- place = <channel>|<epoch> of the client that asks, label = what the client wrote (owner and metadata), never read here.
 --
 -- All four keys expire at the same moment, so that none outlives what it needs of the others.
--- Units in use change only where a holder is added or removed, and reaping counts them anew where they can be wrong. A
+-- Units in use are the holders and e, which changes only where a holder is added or removed; reaping counts it anew. A
 -- lapsed holder counts until it is reaped, and it is reaped before anybody is refused or queued because of it.
 -- Between two calls the head of the queue does not fit; only a grant, a lapse or a new capacity can change that.
 -- A fence reaches redis.call as a string made here: Lua's own conversion would round it to 14 digits.
@@ -23,82 +25,3 @@ local state, holders, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local call, format = redis.call, string.format
 local clock = call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local fence, sequence, capacity, declared, used, record
-local expires, tombstones, watched
-local was -- the header as it was read
-local new_holder, new_waiter = false, false -- whether a key may have been created that has no end yet
-
--- Reads the header and one ticket's record. It is the first access to the state, so a key of a wrong type fails here.
-local function read(ticket)
-  was = call('HMGET', state, 'f', 'u', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket)
-  fence, used = was[1] and tonumber(was[1]) or 0, was[2] and tonumber(was[2]) or 0
-  capacity, declared = was[3] and tonumber(was[3]) or 0, was[4] and tonumber(was[4]) or 0
-  sequence, expires = was[5] and tonumber(was[5]) or 0, was[6] and tonumber(was[6]) or 0
-  tombstones, watched = was[7] and tonumber(was[7]) or 0, was[8] and tonumber(was[8]) or 0
-  record = was[9]
-end
-
-local function parse(text)
-  local weight, its_fence, lease, since, place, request, label =
-    string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (.*)$')
-  return tonumber(weight), its_fence, lease, since, place, request, label
-end
-
-local function tell(place, message)
-  redis.pcall('PUBLISH', string.match(place, '^[^|]*'), message)
-end
-
--- What is to be written to the state at the end of the call, in one go. Numbers are made strings here: that is several
--- times cheaper than leaving it to redis.call, and Lua's own conversion would round a fence to 14 digits.
-local changes, size = {'HSET', state}, 2
-local function set(field, text)
-  changes[size + 1], changes[size + 2], size = field, text, size + 2
-end
-
-local function expire_all()
-  for i = 1, 4 do call('PEXPIREAT', KEYS[i], format('%d', expires)) end
-end
-
--- The common end of a change. The keys are kept for idle_ttl past the later of now and its last fence, and past `deadline`;
--- when that is due, a little longer, so that most calls need not set it. It never moves back.
-local function settle(deadline, idle)
-  local wanted = math.max(deadline, math.max(now, math.floor(fence / 1000)) + idle)
-  local due = expires < wanted
-  if due then
-    expires = wanted + math.floor(idle / 64)
-    set('k', format('%d', expires))
-  end
-  if fence ~= (tonumber(was[1]) or 0) then set('f', format('%d', fence)) end
-  if used ~= (tonumber(was[2]) or 0) then set('u', format('%d', used)) end
-  if capacity ~= (tonumber(was[3]) or 0) then set('c', format('%d', capacity)) end
-  if declared ~= (tonumber(was[4]) or 0) then set('d', format('%d', declared)) end
-  if size > 2 then call(unpack(changes, 1, size)) end
-  if due then
-    expire_all()
-  else
-    if new_holder then call('PEXPIREAT', holders, format('%d', expires)) end
-    if new_waiter then
-      call('PEXPIREAT', queue, format('%d', expires))
-      call('PEXPIREAT', waiters, format('%d', expires))
-    end
-  end
-  if watched > now then redis.pcall('PUBLISH', state .. ':watch', '') end
-end
-
--- P3: above every earlier fence, and above those of a lost life of the server as time alone carries it forward.
-local function next_fence()
-  fence = math.max(fence + 1, clock[1] * 1000000 + clock[2])
-  return format('%d', fence)
-end
-
--- Sets when a lease ends.
-local function lease_until(ticket, deadline)
-  if call('ZADD', holders, format('%d', deadline), ticket) == 1 then new_holder = true end
-end
-
--- Adds a holder; its client is told by the caller.
-local function make_holder(ticket, weight, lease, place, request, label, deadline)
-  lease_until(ticket, deadline)
-  used = used + weight
-  set('t' .. ticket, format('%d %s %d %d %s %s %s', weight, next_fence(), lease, now, place, request, label))
-end

@@ -10,7 +10,7 @@ local function alive(place)
 end
 
 local function remove_holder(ticket, weight)
-  if call('ZREM', holders, ticket) == 1 then used = used - weight end
+  if call('ZREM', holders, ticket) == 1 then used, excess = used - weight, excess - weight + 1 end
   call('HDEL', state, 't' .. ticket)
 end
 
@@ -19,24 +19,24 @@ local function remove_waiter(ticket)
   call('HDEL', state, 't' .. ticket)
 end
 
--- Counts the units in use by the leases themselves, as far as one batch allows. With weights of 1 they are as many as
--- the holders, and there is nothing to count.
-local function count_used()
+-- Counts the excess anew where it can be wrong, as far as one batch allows.
+local function count_excess()
   local count = call('ZCARD', holders)
-  if used == count or count > BATCH then return end
+  if excess == 0 or count > BATCH then return end
   used = 0
   for _, ticket in ipairs(call('ZRANGE', holders, 0, -1)) do
-    used = used + (parse(call('HGET', state, 't' .. ticket) or '') or 0)
+    used = used + (parse(call('HGET', state, 't' .. ticket) or '') or 1)
   end
+  excess = used - count
 end
 
 -- Removes holders whose lease has ended, at most `limit`, and returns how many.
 local function reap(limit)
   local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'LIMIT', 0, limit)
   for _, ticket in ipairs(lapsed) do
-    remove_holder(ticket, parse(call('HGET', state, 't' .. ticket) or '') or 0)
+    remove_holder(ticket, parse(call('HGET', state, 't' .. ticket) or '') or 1)
   end
-  count_used()
+  count_excess()
   return #lapsed
 end
 
@@ -77,7 +77,7 @@ end
 local function soonest()
   local first = call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2]
   local at = first and tonumber(first)
-  if not first and used > 0 then return 0 end -- the holders were deleted or evicted alone
+  if not first and excess > 0 then return 0 end -- the holders were deleted or evicted alone
   if used < capacity then
     local head = call('ZRANGE', queue, 0, 0)[1]
     local _, _, _, _, place = parse(head and call('HGET', state, 't' .. head) or '')

@@ -9,6 +9,43 @@
 local tag, ticket, its_fence, its_request = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
 
+-- What is usual: a live permit of weight 1, given back by the client that has it; and behind it nobody, or somebody who
+-- fits and after whom nobody else does.
+local was = call('HMGET', state, 'f', 'e', 'c', 'k', 'w', 't' .. ticket)
+if was[6] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + idle and now >= tonumber(was[5] or 0) then
+  local held_fence, request = string.match(was[6], '^1 (%d+) %d+ %d+ %S+ (%S+)')
+  local hit = its_fence == held_fence or (its_fence == '' and (its_request == '' or its_request == request))
+  local ends = hit and held_fence ~= '0' and call('ZSCORE', holders, ticket)
+  if ends and tonumber(ends) > now then
+    local waiting = call('ZCARD', queue)
+    if waiting == 0 then
+      call('ZREM', holders, ticket)
+      call('HDEL', state, 't' .. ticket)
+      return {tag, 1, 0}
+    end
+    local free = was[3] - call('ZCARD', holders) - (was[2] or 0)
+    local head = call('ZRANGE', queue, 0, 0)[1]
+    local lease, channel, epoch, its_request, label =
+      string.match(call('HGET', state, 't' .. head) or '', '^1 0 (%d+) %d+ ([^| ]*)(%S+) (%S+) (.*)$')
+    local lapses = channel and call('ZSCORE', waiters, channel .. epoch)
+    local fence = clock[1] * 1000000 + clock[2]
+    if lapses and tonumber(lapses) > now and (free == 0 or (free > 0 and waiting == 1))
+      and fence > tonumber(was[1]) and tonumber(was[4]) >= tonumber(lapses) then
+      local its_fence, since = format('%d', fence), format('%d', now)
+      call('ZREM', queue, head)
+      call('ZADD', holders, lapses, head)
+      call('ZREM', holders, ticket)
+      call('HDEL', state, 't' .. ticket)
+      call('HSET', state, 'f', its_fence, 't' .. head, '1 ' .. its_fence .. ' ' .. lease .. ' ' .. since .. ' '
+        .. channel .. epoch .. ' ' .. its_request .. ' ' .. label)
+      redis.pcall('PUBLISH', channel,
+        'g ' .. its_request .. ' ' .. its_fence .. ' ' .. since .. ' ' .. format('%d', lapses) .. ' ' .. was[3])
+      return {tag, 1, 0}
+    end
+  end
+end
+
+--#include state
 --#include queue
 read(ticket)
 -- Read before the first write: from here on no key can turn out to be of a wrong type.

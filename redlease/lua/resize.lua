@@ -5,6 +5,7 @@
 -- Cost: O(log n) for each of at most 100 that it grants; up to 100 clients are told of a smaller capacity.
 local tag, wanted, idle = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
+--#include state
 --#include queue
 read('')
 for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, before the first write

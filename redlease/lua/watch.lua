@@ -5,6 +5,7 @@
 -- Cost: O(log n).
 local tag, watch_ms = ARGV[1], tonumber(ARGV[2])
 
+--#include state
 --#include queue
 read('')
 local wait = soonest()
