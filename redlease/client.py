@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from datetime import timedelta
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from .waiting import Room
 
 Duration = float | timedelta
 
+NAMES_KEPT = 1024  # whose keys are written out once, as long as no more names than that are in use
 CLOSE_S = 2.0  # the longest that closing waits for the server
 
 
@@ -116,6 +118,9 @@ class Redlease:
         self.room = Room(self._keeper, channel)
         self._server: EmbeddedServer | None = None
         self._closed = False
+        # Most make a primitive anew for each use of it, of a few names and with the same settings.
+        self._known_resource = lru_cache(maxsize=NAMES_KEPT)(partial(wire.Resource, prefix))
+        self._changed_terms = lru_cache(maxsize=64, typed=True)(partial(wire.changed_terms, self._terms))
 
     def lock(
         self,
@@ -145,7 +150,7 @@ class Redlease:
             idle_ttl=idle_ttl,
             max_waiters=max_waiters,
         )
-        return Lock(self.room, wire.Resource(self._prefix, name), terms)
+        return Lock(self.room, self._resource(name), terms)
 
     def semaphore(
         self,
@@ -177,12 +182,18 @@ class Redlease:
             idle_ttl=idle_ttl,
             max_waiters=max_waiters,
         )
-        return Semaphore(self.room, wire.Resource(self._prefix, name), terms)
+        return Semaphore(self.room, self._resource(name), terms)
 
     def _own_terms(self, **settings: Any) -> wire.Terms:
         if self._closed:
             raise RedleaseError("this client is closed: make a new one")
-        return wire.changed_terms(self._terms, **settings)
+        try:
+            return self._changed_terms(**settings)
+        except TypeError:  # what cannot be a key of the cache is no setting either, and the check says so
+            return wire.changed_terms(self._terms, **settings)
+
+    def _resource(self, name: str) -> wire.Resource:
+        return self._known_resource(name) if type(name) is str else wire.Resource(self._prefix, name)
 
     # Life
 

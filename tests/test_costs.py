@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from redlease import wire
 from redlease.driver import SocketDriver
 
 from helpers import eventually, queue_up, until_waiting
@@ -258,3 +259,20 @@ async def share_used(pools: list[Semaphore]) -> float:
     busy = sum(end - began for began, end in spans)
     assert len(spans) == 1000
     return busy / (2 * makespan)
+
+
+async def test_a_primitive_made_anew_is_cheap(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys are written out once for as long as its name is among the last used."""
+    client, _ = await counted.client()
+    made: list[str] = []
+    write_out = wire.Resource.__init__
+
+    def counting(resource: wire.Resource, prefix: str, name: str) -> None:
+        made.append(name)
+        write_out(resource, prefix, name)
+
+    monkeypatch.setattr(wire.Resource, "__init__", counting)
+    for lease in (10, 10, 20):
+        async with client.lock("a", lease=lease).hold(), client.semaphore("b", capacity=2, lease=lease).hold():
+            pass
+    assert made == ["a", "b"]
