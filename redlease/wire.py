@@ -117,21 +117,21 @@ class Resource:
 
     __slots__ = ("_heads", "_keys", "name", "state_key")
 
-    PARTS: ClassVar[tuple[str, ...]] = ("state", "holders", "queue", "waiters")
+    PARTS: ClassVar[tuple[bytes, ...]] = (b"state", b"holders", b"queue", b"waiters")
 
     def __init__(self, prefix: str, name: str) -> None:
         checked_text("resource name", name, NAME_BYTES_MAX)
-        base = f"{prefix}:{{{escape(name)}}}:"
+        base = f"{prefix}:{{{escape(name)}}}:".encode()
         self.name = name
-        self.state_key = (base + self.PARTS[0]).encode()
-        self._keys = pack(*(base + part for part in self.PARTS))
+        self.state_key = b"%b%b" % (base, self.PARTS[0])
+        self._keys = b"".join([b"$%d\r\n%b%b\r\n" % (len(base) + len(part), base, part) for part in self.PARTS])
         self._heads: dict[Script, bytes] = {}
 
     @property
     def keys(self) -> list[str]:
         """Its keys, in the order in which every call declares them."""
-        base = self.state_key.decode().removesuffix(self.PARTS[0])
-        return [base + part for part in self.PARTS]
+        base = self.state_key.removesuffix(self.PARTS[0])
+        return [(base + part).decode() for part in self.PARTS]
 
     @property
     def watch_channel(self) -> str:

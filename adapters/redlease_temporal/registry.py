@@ -93,7 +93,7 @@ def _script(name: str, args: str) -> wire.Script:
 class _Keys(wire.Resource):
     """The keys of a group: what is written of each watch, whose it is, and until when each relay is taken to live."""
 
-    PARTS: ClassVar[tuple[str, ...]] = ("watches", "owners", "relays")
+    PARTS: ClassVar[tuple[bytes, ...]] = (b"watches", b"owners", b"relays")
 
 
 BEAT = _script("beat", "relay lease_ms keep_ms channel generation")
