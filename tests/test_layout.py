@@ -61,6 +61,19 @@ PLAIN = {"errors", "models", "limits"}
 
 ADAPTER_MODULES = sorted(ADAPTER.rglob("*.py"))
 
+# The same of the benchmarks, which are a program and no package: its modules import each other by their bare names.
+BENCHMARK_ROWS = (
+    {"callers", "floor", "lua_steps", "meter", "server"},
+    {"peers"},
+    {"workloads"},
+    {"growth"},
+    {"trial"},
+    {"report"},
+    {"plots", "counts"},
+    {"__main__"},
+)
+BENCHMARKS = sorted((TESTS.parent / "benchmarks").glob("*.py"))
+
 
 def module_name(path: Path, package: Path = PACKAGE) -> str:
     """Return the name of a module or subpackage directly under the package, such as ``wire``; empty for the package."""
@@ -102,8 +115,11 @@ def absolute_name(path: Path, node: ast.ImportFrom, package: Path = PACKAGE) -> 
 
 
 def module_id(path: Path) -> str:
-    """Return how a module of either package is shown."""
-    return str(path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ADAPTER.parent))
+    """Return how a module of either package, or of the benchmarks, is shown."""
+    for root in (PACKAGE, ADAPTER.parent):
+        if path.is_relative_to(root):
+            return str(path.relative_to(root))
+    return f"{path.parent.name}/{path.name}"
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -162,6 +178,18 @@ def test_a_row_of_the_adapter_imports_only_rows_above_it(path: Path) -> None:
     assert not below, f"{name} imports {below}, which stand below it"
 
 
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: f"benchmarks/{path.name}")
+def test_a_row_of_the_benchmarks_imports_only_rows_above_it(path: Path) -> None:
+    """Every module of the benchmarks has a row, and imports none from a row below its own."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names: set[str | None] = set()
+    for node in nodes:
+        names |= {node.module} if isinstance(node, ast.ImportFrom) else {alias.name for alias in node.names}
+    assert path.stem in set().union(*BENCHMARK_ROWS)
+    rows = {name: row_of(name, BENCHMARK_ROWS) for name in set().union(*BENCHMARK_ROWS) & names}
+    assert not {name for name, row in rows.items() if row > row_of(path.stem, BENCHMARK_ROWS)}
+
+
 @pytest.mark.parametrize("name", sorted(WORKFLOW_SIDE))
 def test_the_workflow_side_needs_neither_relay_nor_redis(name: str) -> None:
     """What workflow code imports stands by itself, on the core's plain data."""
@@ -205,7 +233,7 @@ def test_no_module_reads_the_local_wall_clock(path: Path) -> None:
     assert not wall_clocks & set(calls)
 
 
-@pytest.mark.parametrize("path", [*MODULES, *ADAPTER_MODULES], ids=module_id)
+@pytest.mark.parametrize("path", [*MODULES, *ADAPTER_MODULES, *BENCHMARKS], ids=module_id)
 def test_no_function_is_long(path: Path) -> None:
     """A function is read in one glance."""
     lengths = {node.name: (node.end_lineno or node.lineno) - node.lineno + 1 for node in functions(path)}
