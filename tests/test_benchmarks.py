@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import breakdown
 import counts
 import report
 from counts import TABLE
@@ -124,6 +125,21 @@ def test_a_dearer_operation_is_noticed() -> None:
     (told,) = counts.too_many({"pair": {"commands": 15.5, "python_calls": 300.0}}, allowed)
     assert told == "pair: 15.5 commands, where counts.json has 15"
     assert counts.too_many({"pair": {"commands": 15.0, "python_calls": 400.0}}, allowed)
+
+
+def test_the_layers_of_the_server_add_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script costs more than a bare command, and one that runs our commands more than one that does nothing."""
+    monkeypatch.setattr(breakdown, "BATCHES", 8)
+    bare, nothing, commands = (us for _, us in breakdown.server_layers(url))
+    assert 0 < bare < nothing < commands
+
+
+def test_the_files_of_the_client_share_its_time(url: str) -> None:
+    """The samples find this library's own files, and make up the whole."""
+    shares, outcome = asyncio.run(breakdown.client_shares(url, seconds=0.4))
+    assert sum(share for _, share in shares) == pytest.approx(1.0)
+    assert "redlease/wire.py" in dict(shares)
+    assert outcome.figures["client_us_pair"] > 0
 
 
 def ended(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -70,6 +70,7 @@ BENCHMARK_ROWS = (
     {"trial"},
     {"report"},
     {"plots", "counts"},
+    {"breakdown"},
     {"__main__"},
 )
 BENCHMARKS = sorted((TESTS.parent / "benchmarks").glob("*.py"))
