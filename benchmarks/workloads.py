@@ -52,17 +52,18 @@ async def pairs(peer: Peer, meter: Meter, *, tasks: int, seconds: float, fresh: 
     )
 
 
-async def handoffs(peer: Peer, meter: Meter, *, waiters: int, turns: int) -> Outcome:
-    """All want one lock again and again, and do nothing with it: a hand-off is from leaving to the next entering."""
+async def handoffs(peer: Peer, meter: Meter, *, waiters: int, turns: int, locks: int) -> Outcome:
+    """All want a lock again and again, and do nothing with it: a hand-off is from leaving to the next entering."""
     took: list[float] = []
-    left: list[tuple[float, int]] = []
+    left: list[list[tuple[float, int]]] = [[] for _ in range(locks)]
 
     async def caller(number: int) -> None:
+        of_lock = left[number % locks]
         for _ in range(turns):
-            async with peer.hold("handoffs"):
-                if left:
-                    took.append(perf_counter() - left[-1][0])
-                left.append((perf_counter(), number))
+            async with peer.hold(f"handoffs:{number % locks}"):
+                if of_lock:
+                    took.append(perf_counter() - of_lock[-1][0])
+                of_lock.append((perf_counter(), number))
 
     async with peer.hold("warm"):
         pass
@@ -70,7 +71,7 @@ async def handoffs(peer: Peer, meter: Meter, *, waiters: int, turns: int) -> Out
         for number in range(waiters):
             peer.callers.start(caller(number))
         _expect_none(await peer.callers.finished())
-    retaken = sum(one[1] == other[1] for one, other in itertools.pairwise(left))
+    retaken = sum(one[1] == other[1] for of_lock in left for one, other in itertools.pairwise(of_lock))
     figures = {"handoffs_s": len(took) / cost.wall_s, **_latency(took), "retaken_pct": 100 * retaken / len(took)}
     return Outcome(figures | _per("handoff", len(took), cost), _percentiles(took))
 
@@ -210,6 +211,11 @@ def _pairs(tasks: int, *, fresh: bool, about: str) -> Workload:
     return Workload(about, pairs, {"tasks": tasks, "seconds": 1.0, "fresh": fresh}, Terms(callers=tasks))
 
 
+def _handoffs(waiters: int, *, turns: int, locks: int, about: str) -> Workload:
+    size = {"waiters": waiters, "turns": turns, "locks": locks}
+    return Workload(about, handoffs, size, Terms(callers=waiters, blocked=True))
+
+
 def _makespan(capacity: int) -> Workload:
     size = {"waiters": 200, "hold_s": 0.002, "apart_s": 0.001}
     terms = Terms(capacity=capacity, callers=200, blocked=True)
@@ -221,7 +227,8 @@ WORKLOADS = {
     "w1same": _pairs(1, fresh=False, about="one caller, one name"),
     "w2": _pairs(512, fresh=True, about="512 tasks, fresh names"),
     "w2same": _pairs(512, fresh=False, about="512 tasks, a name each"),
-    "w3": Workload("64 waiters, one lock", handoffs, {"waiters": 64, "turns": 20}, Terms(callers=64, blocked=True)),
+    "w3": _handoffs(64, turns=20, locks=1, about="64 waiters, one lock"),
+    "w3many": _handoffs(512, turns=20, locks=64, about="512 waiters, 64 locks"),
     "w4c1": _makespan(1),
     "w4c8": _makespan(8),
     "w5": Workload(

@@ -38,6 +38,7 @@ TINY: dict[str, dict[str, Any]] = {
     "w2": {"seconds": 0.05, "tasks": 20},
     "w2same": {"seconds": 0.05, "tasks": 20},
     "w3": {"waiters": 4, "turns": 5},
+    "w3many": {"waiters": 8, "turns": 5, "locks": 2},
     "w4c1": {"waiters": 10},
     "w4c8": {"waiters": 20},
     "w5": {"waiters": 10, "seconds": 0.5, "settle_s": 0.3},
