@@ -22,6 +22,9 @@ class Callers(Protocol):
     def start(self, caller: Coroutine[Any, Any, None]) -> None:
         """Lets a caller run beside the others."""
 
+    def running(self) -> int:
+        """How many of those that were started have not ended."""
+
     async def finished(self) -> list[BaseException]:
         """Waits until all that were started have ended, and returns the errors that some of them ended with."""
 
@@ -40,6 +43,9 @@ class Tasks:
 
     def start(self, caller: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(caller))
+
+    def running(self) -> int:
+        return sum(not task.done() for task in self._tasks)
 
     async def finished(self) -> list[BaseException]:
         tasks, self._tasks = self._tasks, []
@@ -70,6 +76,9 @@ class Threads:
         thread = threading.Thread(target=self._run_one, args=(caller,), daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def running(self) -> int:
+        return sum(thread.is_alive() for thread in self._threads)
 
     async def finished(self) -> list[BaseException]:
         threads, self._threads = self._threads, []

@@ -56,14 +56,22 @@ class Calls:
 
 
 async def pair(client: Redlease) -> None:
-    """A lock that nobody else wants, taken and given back, again and again."""
+    """A lock that nobody else wants, made, taken and given back, again and again."""
     for _ in range(TIMES):
         async with client.lock("pair").hold():
             pass
 
 
+async def kept_pair(client: Redlease) -> None:
+    """The same with the lock made once, as a service does that keeps it."""
+    lock = client.lock("kept")
+    for _ in range(TIMES):
+        async with lock.hold():
+            pass
+
+
 async def fresh_pair(client: Redlease) -> None:
-    """The same with a name that was never used before."""
+    """A lock with a name that was never used before."""
     for number in range(TIMES):
         async with client.lock(f"fresh:{number}").hold():
             pass
@@ -97,6 +105,7 @@ async def renewal(client: Redlease) -> None:
 
 OPERATIONS: dict[str, Callable[[Redlease], Awaitable[None]]] = {
     "pair": pair,
+    "pair of a kept lock": kept_pair,
     "fresh pair": fresh_pair,
     "hand-off": handoff,
     "data pair": data_pair,
