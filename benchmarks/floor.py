@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import secrets
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -56,7 +57,7 @@ ENTER_SHA, LEAVE_SHA = _digest(ENTER), _digest(LEAVE)
 class Wire(asyncio.Protocol):
     """One connection in RESP3, driven by hiredis."""
 
-    def __init__(self, on_message: Any) -> None:
+    def __init__(self, on_message: Callable[[bytes], None]) -> None:
         self._on_message = on_message
         self._reader = hiredis.Reader()
         self._loop = asyncio.get_running_loop()
@@ -109,7 +110,9 @@ class FloorSemaphores:
     """Semaphores of one capacity on one connection.
 
     Example:
-        >>> async with FloorSemaphores.hold("name"):  # doctest: +SKIP
+        >>> semaphores = FloorSemaphores("redis://localhost:6379", capacity=3)
+        >>> await semaphores.open()  # doctest: +SKIP
+        >>> async with semaphores.hold("name"):  # doctest: +SKIP
         ...     ...
     """
 
