@@ -35,8 +35,9 @@ endif
 	    PATH="$${cli:+$${cli%/*}:}$$PATH" $(BIN)/python examples/temporal/$$example.py || exit 1; \
 	done
 
-bench: $(VENV)/.bench  ## Compare speeds, and draw the plots of docs/performance.md; ARGS="w1 w3 --rounds 3 --markdown", or --help.
-	@$(BIN)/python benchmarks --plots docs $(ARGS)
+# A part of the workloads or libraries must not replace the pictures of all.
+bench: $(VENV)/.bench  ## Compare speeds and draw the plots in docs/; with ARGS="w1 w3 --rounds 3 --markdown" no plots; --help.
+	@$(BIN)/python benchmarks $(or $(ARGS),--plots docs)
 
 bench-quick: $(VENV)/.bench  ## Count what an operation costs, without a clock, against benchmarks/counts.json.
 	@$(BIN)/python benchmarks/counts.py $(ARGS)
