@@ -15,10 +15,11 @@ from typing import Any, Self
 from redis.asyncio import ConnectionPool, Redis
 
 from . import limits, wire
-from .connection import LIMIT_MS, Connection
+from .connection import Connection
 from .embedded import EmbeddedServer
 from .errors import RedleaseError, Unavailable, Withdrawn
 from .keeper import Keeper
+from .route import LIMIT_MS, Reached, everything
 from .semaphore import Lock, Semaphore
 from .waiting import Room
 
@@ -115,7 +116,7 @@ class Redlease:
         channel = f"{prefix}:client:{secrets.token_hex(8)}"
         self._connection = Connection(pool, prefix, channel, self._on_ready, self._on_message)
         self._keeper = Keeper(self._connection)
-        self.room = Room(self._keeper, channel)
+        self.room = Room(self._keeper)
         self._server: EmbeddedServer | None = None
         self._closed = False
         # Most make a primitive anew for each use of it, of a few names and with the same settings.
@@ -253,10 +254,10 @@ class Redlease:
             for lease in own:
                 lease.lose("its client was closed")
 
-    def _on_ready(self) -> None:
+    def _on_ready(self, reached: Reached = everything) -> None:
         if self._connection.ready:
-            self._keeper.on_ready()
-        self.room.on_ready()
+            self._keeper.on_ready(reached)
+        self.room.on_ready(reached)
 
     def _on_message(self, payload: bytes) -> None:
         if not payload:
