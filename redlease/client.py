@@ -12,14 +12,18 @@ from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, Self
 
-from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio import ConnectionPool, Redis, RedisCluster
 
 from . import limits, wire
-from .connection import LIMIT_MS, Connection
+from .addresses import GivenServers, NamedServers
+from .cluster import Cluster
+from .connection import Connection
 from .embedded import EmbeddedServer
 from .errors import RedleaseError, Unavailable, Withdrawn
 from .keeper import Keeper
+from .route import LIMIT_MS, Reached, Route, everything
 from .semaphore import Lock, Semaphore
+from .urls import read_url
 from .waiting import Room
 
 Duration = float | timedelta
@@ -29,14 +33,14 @@ CLOSE_S = 2.0  # the longest that closing waits for the server
 
 
 class Redlease:
-    """A client: one connection to one server, however many locks, tasks and waiters use it.
+    """A client: one connection to a server, however many locks, tasks and waiters use it.
 
     It belongs to the event loop that it is first used in. Entering it connects and looks at the server, leaving it
     releases its holds and takes its waiting calls out of their queues; what `acquire` returned stays.
 
     Args:
-        redis_client: A `redis.asyncio.Redis` (or fakeredis) client. Its address, TLS and credentials are used for a
-            connection of redlease's own; the client itself is neither used nor closed.
+        redis_client: A client of `redis.asyncio` (`Redis`, `RedisCluster`, one that asks Sentinels) or of fakeredis.
+            Its address, TLS and credentials are used for a connection of redlease's own; it is neither used nor closed.
         prefix: What all keys and channels begin with.
         owner: Who is shown as holder; `host:pid` by default.
         lease: Seconds that a permit stays valid without renewal.
@@ -51,7 +55,7 @@ class Redlease:
 
     def __init__(
         self,
-        redis_client: Redis,
+        redis_client: Redis | RedisCluster,
         *,
         prefix: str = "redlease",
         owner: str | None = None,
@@ -60,11 +64,12 @@ class Redlease:
         idle_ttl: Duration = 86_400.0,
     ) -> None:
         settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
+        if isinstance(redis_client, RedisCluster):
+            self._set_up(GivenServers(redis_client), prefix, **settings)
+            return
         pool = getattr(redis_client, "connection_pool", None)
         if not isinstance(pool, ConnectionPool):
-            raise ValueError(
-                f"redlease needs a client of redis.asyncio (Redis, not RedisCluster), not {redis_client!r}"
-            )
+            raise ValueError(f"redlease needs a client of redis.asyncio, not {redis_client!r}")
         self._set_up(pool, prefix, **settings)
 
     @classmethod
@@ -79,10 +84,12 @@ class Redlease:
         idle_ttl: Duration = 86_400.0,
         **redis_options: Any,
     ) -> Self:
-        """A client of the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`.
+        """A client of the server at `url`: `redis://`, `rediss://` (TLS), `unix://`, or of several.
 
         Args:
-            url: As redis-py takes it, with user name, password and database.
+            url: As redis-py takes it, with user name, password and database. Of a cluster, some of its nodes:
+                `redis+cluster://host:port,host:port`. Of a primary that Sentinels know, the Sentinels, the name of the
+                service and the database: `redis+sentinel://host:port,host:port/mymaster/0`. Both also with `rediss+`.
             prefix: This and the following as for the class.
             owner: See there.
             lease: See there.
@@ -94,9 +101,9 @@ class Redlease:
             ValueError: The URL or a parameter is wrong.
         """
         self = cls.__new__(cls)
-        pool = ConnectionPool.from_url(url, **redis_options)
+        where = read_url(url, redis_options)
         settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
-        self._set_up(pool, prefix, **settings)
+        self._set_up(where, prefix, **settings)
         return self
 
     @classmethod
@@ -109,18 +116,28 @@ class Redlease:
         self._server = EmbeddedServer()
         return self
 
-    def _set_up(self, pool: ConnectionPool, prefix: str, **settings: Any) -> None:
+    def _set_up(self, where: ConnectionPool | NamedServers | GivenServers, prefix: str, **settings: Any) -> None:
         self._prefix = limits.checked_prefix(prefix)
         self._terms = wire.changed_terms(wire.Terms(owner=f"{socket.gethostname()}:{os.getpid()}"), **settings)
-        channel = f"{prefix}:client:{secrets.token_hex(8)}"
-        self._connection = Connection(pool, prefix, channel, self._on_ready, self._on_message)
+        self._connection = self._route(where)
         self._keeper = Keeper(self._connection)
-        self.room = Room(self._keeper, channel)
+        self.room = Room(self._keeper)
         self._server: EmbeddedServer | None = None
         self._closed = False
         # Most make a primitive anew for each use of it, of a few names and with the same settings.
         self._known_resource = lru_cache(maxsize=NAMES_KEPT)(partial(wire.Resource, prefix))
         self._changed_terms = lru_cache(maxsize=64, typed=True)(partial(wire.changed_terms, self._terms))
+
+    def _route(self, where: ConnectionPool | NamedServers | GivenServers) -> Route:
+        if isinstance(where, NamedServers | GivenServers):
+            return Cluster(where, self._prefix, self._on_ready, self._on_message, self._kept)
+        channel = f"{self._prefix}:client:{secrets.token_hex(8)}"
+        return Connection(where, self._prefix, channel, self._on_ready, self._on_message)
+
+    def _kept(self) -> set[bytes]:
+        """The state keys of all resources that something is kept of."""
+        places = {key for key, place in self.room.places.items() if place.waiters or place.deadline_ms is not None}
+        return places | {lease.resource.state_key for lease in self._keeper.leases.values()}
 
     def lock(
         self,
@@ -199,7 +216,7 @@ class Redlease:
 
     async def __aenter__(self) -> Self:
         try:
-            if self._server is not None:
+            if self._server is not None and isinstance(self._connection, Connection):
                 self._connection.pool = ConnectionPool.from_url(await self._server.start_async())
             async with asyncio.timeout(LIMIT_MS / 1000):
                 await self._connection.until_ready()
@@ -253,10 +270,10 @@ class Redlease:
             for lease in own:
                 lease.lose("its client was closed")
 
-    def _on_ready(self) -> None:
+    def _on_ready(self, reached: Reached = everything) -> None:
         if self._connection.ready:
-            self._keeper.on_ready()
-        self.room.on_ready()
+            self._keeper.on_ready(reached)
+        self.room.on_ready(reached)
 
     def _on_message(self, payload: bytes) -> None:
         if not payload:

@@ -11,26 +11,22 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import random
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from redis import exceptions
 from redis.asyncio import ConnectionPool
+from redis.asyncio.sentinel import SentinelConnectionPool
 
-from . import clock, wire
+from . import wire
 from .driver import Driver, ReplyError, error_text, open_driver
-from .errors import RedleaseError, Unavailable
+from .errors import RedleaseError
+from .route import OnReply, Reply, Route, settles
 
 logger = logging.getLogger("redlease")
-
-# None: the connection was lost, and nobody knows whether the call was carried out.
-Reply = list[Any] | wire.Fault | None
-T = TypeVar("T")
-OnReply = Callable[[Reply], None]
 
 CONNECT_S = (1.0, 5.0)  # how long one attempt may take: the least, for the sake of short leases, and the most
 BACKOFF_S = (0.02, 1.0)  # the first and the longest pause between attempts, before jitter
@@ -38,22 +34,9 @@ LIVED_S = 0.25  # a connection that was good for so long begins again with the f
 # How long a call may stay unanswered before the connection counts as half-open: the least that is sensible, and the
 # most, which the leases that are kept can make shorter.
 PATIENCE_MS = (250.0, 3000.0)
-LIMIT_MS = 5000.0  # how long a call that has no timeout of its own may take, outages included
 
 
-def settles(future: asyncio.Future[T]) -> Callable[[T], None]:
-    """What sets the future's result, unless somebody has stopped waiting for it."""
-    return lambda result: None if future.done() else future.set_result(result)
-
-
-class Answer(NamedTuple):
-    """The reply to a call, without its tag, and the local time at which that call was sent."""
-
-    sent_ms: float
-    values: list[Any]
-
-
-class Connection:
+class Connection(Route):
     """The one connection of a client.
 
     Args:
@@ -72,13 +55,14 @@ class Connection:
         on_ready: Callable[[], None],
         on_message: Callable[[bytes], None],
     ) -> None:
+        super().__init__()
         self.ready = False
         self._shortest_ms: Callable[[], float] = lambda: math.inf
         self._round_trip_ms = 0.0
         self.pool = pool
         self.scripts: tuple[wire.Script, ...] = wire.SCRIPTS  # loaded on every connect
         self._prefix = prefix
-        self._channel = channel
+        self.channel = channel
         self._on_ready = on_ready
         self._listeners: dict[bytes, list[Callable[[bytes], None]]] = {channel.encode(): [on_message]}
         self._driver: Driver | None = None
@@ -87,7 +71,6 @@ class Connection:
         self._pending: deque[tuple[bytes | None, OnReply]] = deque()
         self._out: list[bytes] = []
         self._tag = 0
-        self._task: asyncio.Task[None] | None = None
         self._changed: asyncio.Event = asyncio.Event()
         self._lost: asyncio.Event = asyncio.Event()
         self._refusal: RedleaseError | None = None
@@ -96,11 +79,13 @@ class Connection:
         self._patience_ms = PATIENCE_MS[1]  # that of the watchdog which is set now
         self._watchdog: asyncio.TimerHandle | None = None
         self._probed = False
+        self.server = wire.ServerInfo("", "master")  # what it says of itself on connect
         self._loading = False
-        self._closed = False
-        self._process = 0
 
     # Calls
+
+    def of(self, resource: wire.Resource) -> Connection:  # noqa: ARG002  it serves every one
+        return self
 
     def send(self, resource: wire.Resource, script: wire.Script, tail: bytes, on_reply: OnReply) -> None:
         """Sends a script call with this loop turn's batch; `tail`: its arguments after the tag. Only while `ready`."""
@@ -127,40 +112,6 @@ class Connection:
         if self._driver is not None and out:
             self._driver.write(b"".join(out))
 
-    async def call(
-        self,
-        *command: Any,
-        limit_ms: float | None = LIMIT_MS,
-        ticket: str | None = None,
-    ) -> Answer:
-        """Calls a script that may be repeated, and again after a lost connection: `call(resource, script, *args)`.
-
-        Raises:
-            Unavailable: No reply within `limit_ms`.
-            RedleaseError: The server refused.
-        """
-        resource, script, *args = command
-        tail = wire.pack(*args)
-        try:
-            async with asyncio.timeout(None if limit_ms is None else limit_ms / 1000):
-                while True:
-                    await self.until_ready()
-                    sent_ms = clock.now_ms()
-                    reply = await self._ask(resource, script, tail)
-                    if isinstance(reply, wire.Fault):
-                        if not reply.passes:
-                            raise reply.error(resource.name, ticket)
-                        await asyncio.sleep(reply.retry_ms / 1000)
-                    elif reply is not None:
-                        return Answer(sent_ms, reply[1:])
-        except TimeoutError:
-            raise self.unavailable(resource.name, ticket) from None
-
-    async def _ask(self, resource: wire.Resource, script: wire.Script, tail: bytes) -> Reply:
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.send(resource, script, tail, settles(future))
-        return await future
-
     def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
         """Asks `shortest_ms` how soon a half-open connection has to be noticed."""
         self._shortest_ms = shortest_ms
@@ -185,24 +136,17 @@ class Connection:
             self._watchdog.cancel()
             self._watch(loop)
 
-    def unavailable(self, resource: str | None = None, ticket: str | None = None) -> Unavailable:
-        """The error for a server that was not reached in time."""
-        where = f"resource {resource!r}: " if resource is not None else ""
-        return Unavailable(
-            f"{where}the Redis server was not reached in time ({self.trouble}). The outcome is unknown; what "
-            "an acquire may have taken is given back in the background. It is safe to try again, with the same ticket",
-            resource=resource,
-            ticket=ticket,
-        )
-
     # Messages
 
     async def subscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
         """Listens to one more channel, now and after every reconnect."""
-        listeners = self._listeners.setdefault(channel.encode(), [])
-        listeners.append(listener)
-        if self._driver is not None and len(listeners) == 1:
+        self.listen(channel, listener)
+        if self._driver is not None and len(self._listeners[channel.encode()]) == 1:
             await self._subscribe(channel)
+
+    def listen(self, channel: str, listener: Callable[[bytes], None]) -> None:
+        """What `subscribe` does before anything is connected."""
+        self._listeners.setdefault(channel.encode(), []).append(listener)
 
     def unsubscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
         """Ends one `subscribe`."""
@@ -272,7 +216,7 @@ class Connection:
         if push[0] == b"message":
             for listener in tuple(self._listeners.get(push[1], ())):
                 self._tell(listener, push[2])
-        elif push[0] in (b"subscribe", b"unsubscribe") and self._pending and self._pending[0][0] == b"":
+        elif push[0].endswith(b"subscribe") and self._pending and self._pending[0][0] == b"":
             self._tell(self._pending.popleft()[1], push)
 
     def on_lost(self, why: str) -> None:
@@ -323,38 +267,14 @@ class Connection:
         else:
             self._watch(loop)
 
+    @property
+    def moves(self) -> bool:
+        """Whether the primary is looked for on every connect, so that a replica is not there for good."""
+        return isinstance(self.pool, SentinelConnectionPool)
+
     # Life
 
-    def start(self) -> None:
-        """Begins to connect, if it has not begun."""
-        if self._closed:
-            raise RedleaseError("this client is closed: make a new one")
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="redlease connection")
-            self._process = os.getpid()
-        elif not self.at_home:
-            raise RedleaseError("this client belongs to another event loop or process: make one for each")
-
-    @property
-    def at_home(self) -> bool:
-        """Whether this is the event loop and the process in which it was started, if it was."""
-        home = self._task is None or self._task.get_loop() is asyncio.get_running_loop()
-        return home and self._process in (0, os.getpid())
-
-    @property
-    def orphaned(self) -> bool:
-        """Whether its loop is over or, in a forked child, its process another."""
-        return not self.at_home and (
-            self._process != os.getpid() or self._task is None or self._task.get_loop().is_closed()
-        )
-
-    @property
-    def started(self) -> bool:
-        """Whether it has begun to connect."""
-        return self._task is not None
-
-    async def until_ready(self) -> None:
-        """Returns when the connection is usable; raises the server's refusal (a wrong password, ...)."""
+    async def until_ready(self, resource: wire.Resource | None = None) -> None:  # noqa: ARG002  it serves every one
         self.start()
         while not self.ready:
             if self._refusal is not None:
@@ -393,8 +313,8 @@ class Connection:
                 async with asyncio.timeout(min(CONNECT_S[1], max(CONNECT_S[0], self._shortest_ms() / 1000))):
                     await self._open()
             except Exception as error:  # noqa: BLE001  whatever it is, somebody waits to be told
-                self._abort(_explain(error))
-                self._refusal = _refusal(error)
+                self._abort(explain(error))
+                self._refusal = refusal_of(error)
                 self._changed.set()  # whoever waits looks at the refusal; without one it waits on
                 self._changed.clear()
                 if self._refusal is not None:
@@ -451,16 +371,22 @@ class Connection:
             return  # some users may not call HELLO a second time
         said = {_text(key): _text(value) for key, value in hello.items()}
         server = wire.ServerInfo(said.get("version", ""), said.get("role", "master"))
+        self.server = server
         if said.get("server") in ("redis", "valkey") and server.too_old:
             raise RedleaseError(f"the server is version {server.version}; redlease needs Redis 6.2 or newer, or Valkey")
         if server.role in ("slave", "replica"):
+            if self.moves:
+                raise exceptions.ConnectionError("it is a replica now, and what took its place is not known yet")
             raise RedleaseError("the server is a read-only replica. Connect to its primary, or through Sentinel")
+
+    def _probed_by(self) -> tuple[wire.Resource, str]:
+        return wire.Resource(self._prefix, f"probe of {self.channel}"), self.channel
 
     async def _probe(self) -> None:
         """Finds missing rights now, so that no operation fails half-way for want of one."""
-        resource = wire.Resource(self._prefix, f"probe of {self._channel}")
+        resource, channel = self._probed_by()
         await self._exchange(wire.plain("SCRIPT", "LOAD", wire.PROBE.text))
-        call = wire.plain("EVALSHA", wire.PROBE.sha, "4", *resource.keys, "probe", self._channel)
+        call = wire.plain("EVALSHA", wire.PROBE.sha, "4", *resource.keys, "probe", channel)
         reply = await self._exchange(call)
         errors = [reply.text] if isinstance(reply, wire.Fault) else [_text(error) for error in reply[1:]]
         missing = [error for error in errors if wire.Fault(error).not_allowed]
@@ -487,11 +413,12 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _explain(error: Exception) -> str:
+def explain(error: Exception) -> str:
+    """The error in a few words."""
     return error_text(error) if str(error) else type(error).__name__
 
 
-def _refusal(error: Exception) -> RedleaseError | None:
+def refusal_of(error: Exception) -> RedleaseError | None:
     """The error for callers when the server was reached and said no; None for one that could not be reached."""
     if isinstance(error, RedleaseError):
         return error

@@ -56,27 +56,28 @@ _OURS: dict[str, Any] = {
 }
 
 
-async def open_driver(pool: ConnectionPool, receiver: Receiver) -> Driver:
+async def open_connection(pool: ConnectionPool, protocol: int) -> Any:
     """A connection of its own, outside the pool's count, with the pool's address, TLS and credentials."""
     known = set(pool.connection_kwargs)
     settings = pool.connection_kwargs | {name: value for name, value in _OURS.items() if name in known}
     settings["socket_timeout"] = None
+    connection: Any = pool.connection_class(**settings | {"protocol": protocol})
+    try:
+        await connection.connect()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            await connection.disconnect(nowait=True)
+        raise
+    return connection
 
-    async def connect(protocol: int) -> Any:
-        connection: Any = pool.connection_class(**settings | {"protocol": protocol})
-        try:
-            await connection.connect()
-        except BaseException:
-            with contextlib.suppress(Exception):
-                await connection.disconnect(nowait=True)
-            raise
-        return connection
 
-    connection = await connect(3)
+async def open_driver(pool: ConnectionPool, receiver: Receiver) -> Driver:
+    """Drives a connection of its own to the pool's server."""
+    connection = await open_connection(pool, 3)
     if isinstance(connection._writer, asyncio.StreamWriter):
         return SocketDriver(connection, receiver)
     await connection.disconnect(nowait=True)
-    return ClientDriver(await connect(2), await connect(2), receiver)
+    return ClientDriver(await open_connection(pool, 2), await open_connection(pool, 2), receiver)
 
 
 class SocketDriver(asyncio.Protocol):

@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Literal, Self
 
 from . import clock, wire
-from .connection import settles
 from .errors import LeaseLost, RedleaseError
 from .keeper import Keeper, Lease, Released
 from .models import Permit
+from .route import settles
 
 logger = logging.getLogger("redlease")
 

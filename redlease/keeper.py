@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 
 from . import clock, wire
-from .connection import Connection, Reply
 from .errors import RedleaseError
+from .route import Reached, Reply, Route, everything
 from .schedule import Schedule
 
 logger = logging.getLogger("redlease")
@@ -106,14 +106,14 @@ class Lease:
         if not self.check_deadline(now_ms):
             return False
         self.keeper.schedule.at(self.deadline_ms, self)  # until a reply says more
-        if self._in_flight or not self.keeper.connection.ready:
+        if self._in_flight or (self.renew_until_ms is not None and now_ms >= self.renew_until_ms):
             return False
-        if self.renew_until_ms is not None and now_ms >= self.renew_until_ms:
-            return False
-        self._renew(now_ms)
-        return True
+        return self._renew(now_ms)
 
-    def _renew(self, now_ms: float) -> None:
+    def _renew(self, now_ms: float) -> bool:
+        link = self.keeper.connection.of(self.resource)
+        if not link.ready:
+            return False
         tail = self._tail
         if tail is None:
             shorten = int(self._first)
@@ -123,7 +123,8 @@ class Lease:
         # The first renewal after a hand-off may set an earlier deadline than the place had: count with it at once.
         self.deadline_ms = min(self.deadline_ms, now_ms + self.terms.lease_ms)
         self.keeper.schedule.at(self.deadline_ms, self)
-        self.keeper.connection.send(self.resource, wire.RENEW, tail, partial(self._renewed, now_ms))
+        link.send(self.resource, wire.RENEW, tail, partial(self._renewed, now_ms))
+        return True
 
     def _renewed(self, sent_ms: float, reply: Reply) -> None:
         self._in_flight = False
@@ -143,19 +144,19 @@ class Lease:
             self._plan(now_ms, self.terms.lease_ms / RENEWALS_A_LEASE - (now_ms - sent_ms))
 
     def _refused(self, now_ms: float, fault: wire.Fault) -> None:
-        if not self._refusals and not fault.forgot_scripts:  # said once
+        if not self._refusals and not fault.is_seen_to:  # said once
             logger.warning(
                 "resource %r: renewing permit %r failed, and is tried again while its lease lasts: %s",
                 *(self.resource.name, self.ask.ticket, fault.text),
             )
         most_ms = max(fault.retry_ms, min(self.terms.lease_ms / 10, RETRY_MS_MAX))
         wait_ms = min(fault.retry_ms * 2 ** min(self._refusals, 10), most_ms)
-        self._refusals += not fault.forgot_scripts
+        self._refusals += not fault.is_seen_to
         self.keeper.schedule.at(min(self.deadline_ms, now_ms + wait_ms), self)
 
     def fill_lease(self) -> None:
         """Asks for the full lease, should it still be what was left of a place; does not wait."""
-        if self._first and self.keeper.connection.ready:
+        if self._first:
             self._renew(clock.now_ms())
 
     def renew_now(self) -> None:
@@ -216,12 +217,13 @@ class Leaving:
         if now_ms >= self._until_ms:
             self._finish(None)
             return False
-        if not self.keeper.connection.ready:
+        link = self.keeper.connection.of(self.resource)
+        if not link.ready:
             self._delayed()
             return False
         tombstone_ms = self.terms.lease_ms if self._unsure else 0
         tail = wire.release_tail(self._ask, self._fence, tombstone_ms, self.terms.idle_ttl_ms)
-        self.keeper.connection.send(self.resource, wire.RELEASE, tail, self._answered)
+        link.send(self.resource, wire.RELEASE, tail, self._answered)
         return True
 
     def _answered(self, reply: Reply) -> None:
@@ -245,14 +247,15 @@ class Leaving:
         self._tell(released)
 
     def _refused(self, fault: wire.Fault) -> None:
+        self._unanswered = self._unanswered or fault.is_half_done
         if fault.passes:
             self._delayed()
         else:
             self._tell(fault.error(self.resource.name, self._ask.ticket))
-        if not self._refusals and not fault.forgot_scripts:  # said once
+        if not self._refusals and not fault.is_seen_to:  # said once
             logger.warning("resource %r: releasing %r failed: %s", self.resource.name, self._ask.ticket, fault.text)
         wait_ms = min(fault.retry_ms * 2 ** min(self._refusals, 10), RETRY_MS_MAX)
-        self._refusals += not fault.forgot_scripts
+        self._refusals += not fault.is_seen_to
         self.keeper.schedule.at(clock.now_ms() + wait_ms, self)
 
     def _delayed(self) -> None:
@@ -270,7 +273,7 @@ class Leaving:
 class Keeper:
     """All leases of a client, and all tickets on their way out."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Route) -> None:
         self.connection = connection
         self.schedule = Schedule(self)
         connection.be_patient_for(self.shortest_ms)
@@ -278,12 +281,13 @@ class Keeper:
         self.leaving: dict[Leaving, None] = {}
         self._idle: asyncio.Event | None = None
 
-    def on_ready(self) -> None:
+    def on_ready(self, reached: Reached = everything) -> None:
         """The connection is back: what must not be forgotten goes first, then the leases, most urgent ones soonest."""
         for leaving in list(self.leaving):
-            leaving.turn(clock.now_ms())
+            if reached(leaving.resource):
+                leaving.turn(clock.now_ms())
         now_ms = clock.now_ms()
-        for lease in list(self.leases.values()):
+        for lease in [lease for lease in self.leases.values() if reached(lease.resource)]:
             within = max(0.0, min(lease.deadline_ms - now_ms, lease.terms.lease_ms)) / 10
             self.schedule.at(now_ms + random.uniform(0, within), lease)
 
@@ -329,9 +333,9 @@ class Keeper:
             if isinstance(reply, list) and reply[2]:
                 self.follow_up(resource, terms)
 
-        if self.connection.ready:
-            nothing = wire.pack("", "", "", 0, 0, terms.idle_ttl_ms)
-            self.connection.send(resource, wire.RELEASE, nothing, go_on)
+        link = self.connection.of(resource)
+        if link.ready:
+            link.send(resource, wire.RELEASE, wire.pack("", "", "", 0, 0, terms.idle_ttl_ms), go_on)
 
     def check_idle(self) -> None:
         """Tells `drained` when nothing is on its way out any more."""

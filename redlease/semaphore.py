@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from . import clock, limits, wire
-from .connection import LIMIT_MS, settles
 from .errors import AcquireTimeout, RedleaseError
 from .hold import Hold, HoldRequest, OnLost, lease_lost
 from .keeper import Leaving, Released
 from .models import Permit, Snapshot
+from .route import LIMIT_MS, settles
 from .waiting import Outcome, Room, Waiting
 
 Duration = float | timedelta

@@ -15,9 +15,9 @@ from itertools import count
 from typing import NamedTuple
 
 from . import clock, wire
-from .connection import Connection, Reply
 from .errors import AcquireTimeout, QueueFull, RedleaseError, Withdrawn
 from .keeper import Keeper, Leaving
+from .route import Reached, Reply, Route, everything
 from .wire import Status
 
 logger = logging.getLogger("redlease")
@@ -69,13 +69,13 @@ class Waiting:
 
     def turn(self, now_ms: float) -> bool:
         """Asks, or asks again: the same request finds its permit or its place."""
-        connection = self.place.room.keeper.connection
-        if self.future.done() or not connection.ready:
+        link = self.place.room.connection.of(self.place.resource)
+        if self.future.done() or not link.ready:
             return False
         self.sent = True
         self.asked_from = self.place.name
         tail = wire.acquire_tail(self.ask, self.terms, self.asked_from, self.place.lease_ms if self.queue else 0)
-        connection.send(self.place.resource, wire.ACQUIRE, tail, partial(self._answered, now_ms, self.asked_from))
+        link.send(self.place.resource, wire.ACQUIRE, tail, partial(self._answered, now_ms, self.asked_from))
         return True
 
     def _answered(self, sent_ms: float, asked_from: str, reply: Reply) -> None:
@@ -156,8 +156,8 @@ class Waiting:
     def time_out(self, timeout_ms: float) -> None:
         """The caller's time is over."""
         name, ticket = self.place.resource.name, self.ask.ticket
-        connection = self.place.room.keeper.connection
-        if not connection.ready:
+        connection = self.place.room.connection
+        if not connection.of(self.place.resource).ready:
             why = str(connection.unavailable())
         elif self.sequence is None:
             why = "the server has not answered"
@@ -232,12 +232,12 @@ class Place:
             self.room.keeper.schedule.at(self.deadline_ms, self)
             return False
         self.room.keeper.schedule.at(self.deadline_ms, self)  # until a reply says more
-        connection = self.room.keeper.connection
-        if self._beating or not connection.ready:
+        link = self.room.connection.of(self.resource)
+        if self._beating or not link.ready:
             return False
         self._beating = True
         tail = wire.pack(self.name, self.lease_ms, first.ask.ticket, first.terms.idle_ttl_ms)
-        connection.send(self.resource, wire.BEAT, tail, partial(self._beaten, now_ms, self.name, first))
+        link.send(self.resource, wire.BEAT, tail, partial(self._beaten, now_ms, self.name, first))
         return True
 
     def _beaten(self, sent_ms: float, name: str, first: Waiting, reply: Reply) -> None:
@@ -303,12 +303,11 @@ class Place:
 class Room:
     """All acquire requests of a client, and its places."""
 
-    def __init__(self, keeper: Keeper, channel: str) -> None:
+    def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
-        self.connection: Connection = keeper.connection
+        self.connection: Route = keeper.connection
         self.places: dict[bytes, Place] = {}
         self.waitings: dict[str, Waiting] = {}
-        self._channel = channel
         self._id = secrets.token_hex(8)
         self._requests = count(1)
         self._epochs = count(1)
@@ -329,7 +328,7 @@ class Room:
 
     def new_name(self) -> str:
         """A place's name that was never used before, and which new places have from now on."""
-        self.name = f"{self._channel}|{next(self._epochs)}"
+        self.name = f"{self.connection.channel}|{next(self._epochs)}"
         return self.name
 
     def claim_ticket(self, resource: wire.Resource, ticket: str) -> Callable[[], None]:
@@ -355,8 +354,9 @@ class Room:
         place.lease_ms = max(place.lease_ms, terms.waiter_lease_ms)
         place.waiters[ask.request] = waiting
         self.waitings[ask.request] = waiting
-        if self.connection.refusal is not None:
-            waiting.fail(self.connection.refusal)
+        refusal = self.connection.of(resource).refusal
+        if refusal is not None:
+            waiting.fail(refusal)
         waiting.turn(clock.now_ms())
         return waiting
 
@@ -395,17 +395,17 @@ class Room:
             )
             leaving.start(clock.now_ms())
 
-    def on_ready(self) -> None:
+    def on_ready(self, reached: Reached = everything) -> None:
         """The connection is back, or the server refuses this client."""
         for event in self.watchers:
             event.set()
-        refusal = self.connection.refusal
-        if refusal is None:
-            for place in list(self.places.values()):
+        for place in [place for place in self.places.values() if reached(place.resource)]:
+            refusal = self.connection.of(place.resource).refusal
+            if refusal is None:
                 place.on_ready()
-        else:
-            for waiting in list(self.waitings.values()):
-                waiting.fail(refusal)
+            else:
+                for waiting in list(place.waiters.values()):
+                    waiting.fail(refusal)
 
     def on_message(self, message: wire.Message) -> None:
         """A message for a waiter of this client."""

@@ -354,9 +354,19 @@ class Fault:
         return self.code == "NOSCRIPT"
 
     @property
+    def is_half_done(self) -> bool:
+        """Whether the script ended in the middle: it would have made a key while its slot moves to another node."""
+        return "non local key" in self.text
+
+    @property
+    def is_seen_to(self) -> bool:
+        """Whether what it tells of is being set right already, so that there is nothing to say about it."""
+        return self.forgot_scripts
+
+    @property
     def retry_ms(self) -> float:
         """How long to wait before the same call; scripts are being loaded already when one hears that they are gone."""
-        return RELOAD_MS if self.forgot_scripts else RETRY_MS
+        return RELOAD_MS if self.is_seen_to else RETRY_MS
 
     @property
     def needs_new_connection(self) -> bool:
@@ -401,11 +411,21 @@ def info_value(info: str, name: str) -> str:
     return found[1].strip() if found else ""
 
 
+def hash_tag(key: bytes) -> bytes:
+    """What stands between the braces of a key: all keys that have it in common are in one slot."""
+    return key[key.index(b"{") + 1 : key.index(b"}")]
+
+
 class ServerInfo(NamedTuple):
     """What a server says of itself in HELLO."""
 
     version: str
     role: str
+
+    @property
+    def has_sharded_channels(self) -> bool:
+        """Whether it knows SSUBSCRIBE: Redis from 7.0 on, and every Valkey. Taken for granted where it does not say."""
+        return not self.version or int(self.version.split(".", 1)[0]) >= 7
 
     @property
     def too_old(self) -> bool:

@@ -8,7 +8,7 @@ import gc
 import itertools
 import os
 import signal
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import fakeredis
 import pytest
@@ -16,6 +16,7 @@ import redis.asyncio
 
 from redlease import Redlease, Semaphore
 
+from clusters import Cluster
 from proxy import Proxy
 from servers import CLOCK_ENGINES, ENGINES, REAL_ENGINES, Server, available_engines, describe_engines, find_faketime
 
@@ -55,21 +56,39 @@ class MakeOne(Protocol):
     def __call__(self, client: Redlease, name: str = "r", **options: Any) -> Semaphore: ...
 
 
+# A cluster of three masters stands beside the engines in the conformance suite.
+CLUSTERS = ("cluster7",) if "redis7" in available_engines() else ()
+
+
 class Servers:
     """The servers that all tests share, each started when it is first asked for."""
 
     def __init__(self) -> None:
         self._running: dict[str, Server] = {}
+        self._cluster: Cluster | None = None
 
     def __getitem__(self, engine: str) -> Server:
         if engine not in self._running:
             self._running[engine] = Server(engine).start()
         return self._running[engine]
 
+    @property
+    def cluster(self) -> Cluster:
+        """Three masters of Redis 7, which no test may disturb."""
+        if self._cluster is None:
+            self._cluster = Cluster("redis7").start()
+        return self._cluster
+
+    def url(self, engine: str) -> str:
+        """Return where clients of an engine are led."""
+        return self.cluster.url if engine in CLUSTERS else self[engine].url
+
     def stop(self) -> None:
         """End them all."""
         for server in self._running.values():
             server.stop()
+        if self._cluster is not None:
+            self._cluster.stop()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -102,7 +121,7 @@ def servers() -> Iterator[Servers]:
     shared.stop()
 
 
-@pytest.fixture(params=available_engines())
+@pytest.fixture(params=[*available_engines(), *CLUSTERS])
 def engine(request: pytest.FixtureRequest) -> str:
     """Each engine of the conformance suite in turn."""
     return str(request.param)
@@ -149,13 +168,15 @@ async def raw_client(
     async with contextlib.AsyncExitStack() as stack:
 
         def make(**options: Any) -> redis.asyncio.Redis:
-            client = (
-                fakeredis.FakeAsyncRedis(server=fake_server, **options)
-                if engine == "fakeredis"
-                else redis.asyncio.Redis.from_url(servers[engine].url, **options)
-            )
+            client: Any  # the commands that tests give it are the same on a cluster
+            if engine == "fakeredis":
+                client = fakeredis.FakeAsyncRedis(server=fake_server, **options)
+            elif engine in CLUSTERS:
+                client = redis.asyncio.RedisCluster("127.0.0.1", servers.cluster.masters[0].port, **options)
+            else:
+                client = redis.asyncio.Redis.from_url(servers[engine].url, **options)
             stack.push_async_callback(client.aclose)
-            return client
+            return cast("redis.asyncio.Redis", client)
 
         yield make
 
@@ -184,7 +205,7 @@ def client_of_engine(
     """Makes a client of the engine that is not entered yet."""
     if engine == "fakeredis":
         return lambda **options: Redlease(raw_client(), **options)
-    return lambda **options: Redlease.from_url(servers[engine].url, **options)
+    return lambda **options: Redlease.from_url(servers.url(engine), **options)
 
 
 @pytest.fixture

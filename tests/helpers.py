@@ -59,6 +59,11 @@ async def queue_up(pool: Semaphore, count: int, **options: Any) -> list[asyncio.
     return tasks
 
 
+async def keys_of(raw: redis.asyncio.Redis, pattern: str) -> list[str]:
+    """Name every key that fits a pattern, on every node of a cluster."""
+    return [str(key) async for key in raw.scan_iter(match=pattern, count=1000)]
+
+
 async def left_over(raw: redis.asyncio.Redis, prefix: str) -> list[str]:
     """Name every live permit and every queue entry under a prefix, from the keys themselves."""
     seconds, micros = await raw.time()

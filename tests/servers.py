@@ -15,14 +15,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, Any, Self
 
 import redis
 
 from redlease.embedded import ProcessGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 START_WITHIN = 10.0
 
@@ -119,7 +116,9 @@ class Server:
     Everything here blocks for some milliseconds at most, save ``start`` and ``restart``, which take some tens.
     """
 
-    def __init__(self, engine: str, *arguments: str, faketime: bool = False, port: int | None = None) -> None:
+    def __init__(
+        self, engine: str, *arguments: str, faketime: bool = False, port: int | None = None, sentinel: bool = False
+    ) -> None:
         """Choose the binary and a free port; nothing runs before ``start``."""
         binary = find_binary(engine)
         if binary is None:
@@ -128,6 +127,7 @@ class Server:
         self.engine = engine
         self.binary = binary
         self.arguments = arguments
+        self._sentinel = sentinel
         self.port = port or free_port()
         self._group = ProcessGroup()
         self._clock = FakeClock(self._group.directory) if faketime else None
@@ -152,6 +152,11 @@ class Server:
     def unix_url(self) -> str:
         """The server's address over its unix socket."""
         return f"unix://{self._group.directory}/server.sock"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server has been started and not killed since."""
+        return self._process is not None
 
     @property
     def pid(self) -> int:
@@ -225,15 +230,18 @@ class Server:
         return os.pread(self._log.fileno(), 1_000_000, 0).decode(errors="replace")
 
     def _settings(self) -> list[str]:
-        settings: Mapping[str, str] = {
+        settings = {
             "bind": "127.0.0.1",
             "port": str(self.port),
             "unixsocket": f"{self._group.directory}/server.sock",
             "dir": str(self._group.directory),
-            "save": "",
-            "appendonly": "no",
             "loglevel": "warning",
         }
+        if self._sentinel:  # it writes what it learns into its file
+            config = self._group.directory / "sentinel.conf"
+            config.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+            return [str(config), "--sentinel"]
+        settings |= {"save": "", "appendonly": "no"}
         return [word for name, value in settings.items() for word in (f"--{name}", value)] + list(self.arguments)
 
     def _answers(self) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 When = Literal["waiting", "resuming"]
 
 # How many random cancellations each engine gets: fakeredis runs its scripts in this process.
-RANDOM = {"fakeredis": 1000, "redis62": 2000, "redis7": 10_000, "valkey9": 2000}
+RANDOM = {"fakeredis": 1000, "redis62": 2000, "redis7": 10_000, "valkey9": 2000, "cluster7": 2000}
 
 
 class CancelledAt:

@@ -10,6 +10,8 @@ import pytest
 
 from redlease import Redlease
 
+from helpers import keys_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -142,4 +144,4 @@ async def test_mistakes_leave_nothing(client: Redlease, raw: redis.asyncio.Redis
     for options in ({"weight": 0}, {"weight": 5}, {"ticket": ""}, {"timeout": -1}):
         with pytest.raises(ValueError, match=r"."):
             await lock.acquire(**options)
-    assert await raw.keys(f"{prefix}:{{r}}*") == []
+    assert await keys_of(raw, f"{prefix}:{{r}}*") == []

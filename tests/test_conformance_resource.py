@@ -10,7 +10,7 @@ import pytest
 
 from redlease import LeaseLost, Withdrawn
 
-from helpers import cancel, eventually, left_over, queue_up, until_waiting
+from helpers import cancel, eventually, keys_of, left_over, queue_up, until_waiting
 
 if TYPE_CHECKING:
     import redis.asyncio
@@ -46,7 +46,7 @@ async def test_inspect_of_nothing(client: Redlease, raw: redis.asyncio.Redis, pr
     snapshot = await pool.inspect()
     assert (snapshot.capacity, snapshot.holders, snapshot.waiters, snapshot.fence) == (7, (), (), 0)
     assert not await pool.locked()
-    assert await raw.keys(f"{prefix}:{{r}}*") == []
+    assert await keys_of(raw, f"{prefix}:{{r}}*") == []
 
 
 async def test_inspect_has_a_limit(client: Redlease) -> None:

@@ -10,6 +10,7 @@ import pytest
 import redis.asyncio
 
 from redlease import Redlease, RedleaseError
+from redlease.connection import Connection
 
 from helpers import cancel, eventually, queue_up, until_waiting
 from proxy import Fault
@@ -133,7 +134,8 @@ async def test_an_adopted_permit_is_lost_to_its_former_hold_at_once(client: Redl
 
 async def test_patience_follows_the_leases_that_are_kept(client: Redlease) -> None:
     """A short lease makes a half-open connection noticed sooner only for as long as it is held."""
-    connection = client._connection
+    connection = client._connection.of(client.lock("r")._resource)
+    assert isinstance(connection, Connection)
     usual_ms = connection.patience_ms
     async with client.lock("r", lease=0.9).hold():
         assert connection.patience_ms < usual_ms

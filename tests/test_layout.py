@@ -28,11 +28,15 @@ TESTS = Path(__file__).parent
 ROWS = (
     {"errors", "models", "clock", "limits"},
     {"wire", "schedule", "driver"},
-    {"connection"},
+    {"route"},
+    {"addresses"},
+    {"connection", "sentinel", "topology"},
+    {"node"},
+    {"cluster"},
     {"keeper"},
     {"waiting"},
     {"semaphore", "hold"},
-    {"embedded"},
+    {"embedded", "urls"},
     {"client"},
     {"sync", "testing", "cli"},
 )

@@ -30,7 +30,7 @@ ADAPTER_OPERATIONS = {script.name: script for script in registry.SCRIPTS}
 ADAPTER_KEYS = ("watches", "owners", "relays")
 
 KEYS = ("state", "holders", "queue", "waiters")
-WITHOUT_KEY = {"TIME", "PUBLISH"}
+WITHOUT_KEY = {"TIME", "PUBLISH", "SPUBLISH"}
 KNOWN = {
     "redis",
     "KEYS",

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from redlease import wire
-from redlease.connection import Connection
+from redlease.route import Route
 
 from .calls import OnClose, Terms
 
@@ -117,7 +117,7 @@ class Beat(NamedTuple):
 class Registry:
     """The registry as one relay sees it. Calls wait for Redis as long as it takes, unless `limit_ms` is given."""
 
-    def __init__(self, connection: Connection, prefix: str, group: str, relay: str) -> None:
+    def __init__(self, connection: Route, prefix: str, group: str, relay: str) -> None:
         self.relay = relay
         self.channel = f"{prefix}:relays:{group}"
         self._connection = connection

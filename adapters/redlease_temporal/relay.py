@@ -20,10 +20,10 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import Redlease, RedleaseError, Withdrawn, clock, limits, wire
-from redlease.connection import settles
 from redlease.hold import lease_lost
 from redlease.keeper import Leaving, Released
 from redlease.models import Permit, Snapshot
+from redlease.route import settles
 from redlease.semaphore import GONE, Semaphore
 from redlease.waiting import Room
 

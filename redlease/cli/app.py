@@ -19,7 +19,12 @@ T = TypeVar("T")
 app = typer.Typer(help="Locks and semaphores on Redis: a demo, and a look at resources.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The name of the resource.")]
-Url = Annotated[str, typer.Option(help="The server.", envvar="REDLEASE_URL", show_default="redis://localhost:6379/0")]
+Url = Annotated[
+    str,
+    typer.Option(
+        help="The server, cluster or Sentinels.", envvar="REDLEASE_URL", show_default="redis://localhost:6379/0"
+    ),
+]
 Prefix = Annotated[str, typer.Option(help="What the keys begin with.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -26,5 +26,8 @@ for i = 2, 4 do
 end
 try('PEXPIREAT', KEYS[1], 1)
 try('TIME')
-try('PUBLISH', ARGV[2], '')
+local is_beside = string.sub(ARGV[2], 1, 1) == ':' -- see `tell` in state.lua
+local channel = is_beside and KEYS[1] .. ARGV[2] or ARGV[2]
+if is_beside then try('SPUBLISH', channel, '') end
+try('PUBLISH', channel, '')
 return failed

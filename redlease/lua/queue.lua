@@ -59,8 +59,9 @@ local function advance()
       remove_waiter(head)
       tell(place, 'm ' .. request .. ' ' .. capacity)
     elseif used + weight <= capacity then
-      call('ZREM', queue, head)
+      -- In this order: while a slot moves to another node a key that is not there cannot be made, and the script ends here.
       make_holder(head, weight, lease, place, request, label, lapses)
+      call('ZREM', queue, head)
       tell(place, format('g %s %.0f %.0f %.0f %d', request, fence, now, lapses, capacity))
     elseif not reaped then
       reaped, budget = true, budget + 1 - reap(budget)

@@ -38,8 +38,12 @@ if was[6] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + i
       call('HDEL', state, 't' .. ticket)
       call('HSET', state, 'f', its_fence, 't' .. head, '1 ' .. its_fence .. ' ' .. lease .. ' ' .. since .. ' '
         .. channel .. epoch .. ' ' .. its_request .. ' ' .. label)
-      redis.pcall('PUBLISH', channel,
-        'g ' .. its_request .. ' ' .. its_fence .. ' ' .. since .. ' ' .. format('%d', lapses) .. ' ' .. was[3])
+      local message = 'g ' .. its_request .. ' ' .. its_fence .. ' ' .. since .. ' ' .. format('%d', lapses) .. ' ' .. was[3]
+      local is_beside = string.byte(channel) == 58 -- see `tell` in state.lua
+      if is_beside then channel = state .. channel end
+      if not is_beside or type(redis.pcall('SPUBLISH', channel, message)) == 'table' then
+        redis.pcall('PUBLISH', channel, message)
+      end
       return {tag, 1, 0}
     end
   end

@@ -22,8 +22,15 @@ local function parse(text)
   return tonumber(weight), its_fence, lease, since, place, request, label
 end
 
+-- A channel that begins with a colon stands beside the keys, as a cluster wants it: a sharded one, or an ordinary one where
+-- the server (Redis 6.2) has no others.
 local function tell(place, message)
-  redis.pcall('PUBLISH', string.match(place, '^[^|]*'), message)
+  local channel = string.match(place, '^[^|]*')
+  if string.byte(channel) == 58 then
+    channel = state .. channel
+    if type(redis.pcall('SPUBLISH', channel, message)) ~= 'table' then return end
+  end
+  redis.pcall('PUBLISH', channel, message)
 end
 
 -- What is to be written to the state at the end of the call, in one go. Numbers are made strings here: that is several

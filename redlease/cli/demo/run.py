@@ -224,9 +224,9 @@ def _lease_left(snapshot: Snapshot, ticket: str) -> float:
 
 
 def without_secrets(url: str) -> str:
-    """The URL without user name and password."""
+    """The URL without user name, password and options, which may hold passwords too."""
     scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
 
 
 def _stream(stream: asyncio.StreamReader | None) -> asyncio.StreamReader:
