@@ -45,7 +45,8 @@ ADAPTER = Path(redlease_temporal.__file__).parent
 ADAPTER_ROWS = (
     {"calls", "errors", "settings"},
     {"run", "registry"},
-    {"hold"},
+    {"backend", "hold"},
+    {"redis_backend"},
     {"primitives"},
     {"owners", "turns"},
     {"watcher"},
@@ -55,7 +56,7 @@ ADAPTER_ROWS = (
     {"worker"},
     {"testing"},
 )
-WORKFLOW_SIDE = {"", "calls", "errors", "run", "hold", "primitives"}
+WORKFLOW_SIDE = {"", "calls", "errors", "run", "hold", "backend", "redis_backend", "primitives"}
 # What these may import of the core: plain data, errors and checks.
 PLAIN = {"errors", "models", "limits"}
 

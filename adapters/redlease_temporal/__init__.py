@@ -5,15 +5,19 @@ Workflow code imports from here; the worker and the client take their plugin fro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from temporalio.exceptions import ApplicationError
 
 from redlease import limits
 from redlease.models import Permit, Snapshot, Waiter
 
+from .backend import Backend
 from .calls import Terms
 from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable, Withdrawn
 from .hold import Hold
 from .primitives import Duration, Lock, Semaphore, misuse
+from .redis_backend import RedisBackend
 
 __all__ = [
     "AcquireTimeout",
@@ -33,10 +37,17 @@ __all__ = [
 ]
 
 
-def _terms(name: str, capacity: int, lease: Duration, max_waiters: int | None, backend: str) -> Terms:
-    if backend != "redis":
-        message = f"backend must be 'redis', not {backend!r}"
+BACKENDS: dict[str, Callable[[Terms], Backend]] = {"redis": RedisBackend}
+
+
+def _backend(name: str, terms: Terms) -> Backend:
+    if name not in BACKENDS:
+        message = f"backend must be one of {', '.join(map(repr, BACKENDS))}, not {name!r}"
         raise ApplicationError(message, type="ValueError", non_retryable=True)
+    return BACKENDS[name](terms)
+
+
+def _terms(name: str, capacity: int, lease: Duration, max_waiters: int | None) -> Terms:
     return Terms(
         misuse(limits.checked_text, "resource name", name, limits.NAME_BYTES_MAX),
         misuse(limits.checked_count, "capacity", capacity),
@@ -54,7 +65,8 @@ def lock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, b
         max_waiters: `QueueFull` is raised at once when so many wait.
         backend: What keeps it: "redis".
     """
-    return Lock(_terms(name, 1, lease, max_waiters, backend))
+    terms = _terms(name, 1, lease, max_waiters)
+    return Lock(terms, _backend(backend, terms))
 
 
 def semaphore(
@@ -74,4 +86,5 @@ def semaphore(
         max_waiters: `QueueFull` is raised at once when so many wait.
         backend: What keeps it: "redis".
     """
-    return Semaphore(_terms(name, capacity, lease, max_waiters, backend))
+    terms = _terms(name, capacity, lease, max_waiters)
+    return Semaphore(terms, _backend(backend, terms))

@@ -163,8 +163,13 @@ class Lost:
 
 @dataclass(frozen=True)
 class Guard:
-    """A permit without which an activity must not begin."""
+    """A permit without which an activity must not begin. `kept_by`: the workflow that keeps it; empty: Redis does."""
 
     resource: str
     ticket: str
     fence: int
+    kept_by: str = ""
+
+    def texts(self) -> list[str | int]:
+        """The guard as it stands in a header."""
+        return [self.resource, self.ticket, self.fence, *([self.kept_by] if self.kept_by else [])]

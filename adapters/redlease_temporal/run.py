@@ -101,7 +101,7 @@ def with_guards(headers: Mapping[str, Payload]) -> Mapping[str, Payload]:
     guards = [guard for find in _around.get() if (guard := find()) is not None]
     if not guards:
         return headers
-    data = json.dumps([[guard.resource, guard.ticket, guard.fence] for guard in guards]).encode()
+    data = json.dumps([guard.texts() for guard in guards]).encode()
     return {**headers, HEADER: Payload(metadata={"encoding": b"json/plain"}, data=data)}
 
 
