@@ -46,6 +46,8 @@ ADAPTER_ROWS = (
     {"calls", "errors", "settings"},
     {"run", "registry"},
     {"backend", "hold"},
+    {"sequences"},
+    {"sequence_workflow"},
     {"redis_backend"},
     {"primitives"},
     {"owners", "turns"},
@@ -54,9 +56,12 @@ ADAPTER_ROWS = (
     {"activities", "exclusive"},
     {"interceptors"},
     {"worker"},
-    {"testing"},
+    {"testing", "sequence_client"},
 )
-WORKFLOW_SIDE = {"", "calls", "errors", "run", "hold", "backend", "redis_backend", "primitives"}
+WORKFLOW_SIDE = {
+    *("", "calls", "errors", "run", "hold", "backend", "redis_backend", "primitives"),
+    *("sequences", "sequence_workflow"),
+}
 # What these may import of the core: plain data, errors and checks.
 PLAIN = {"errors", "models", "limits"}
 

@@ -18,6 +18,7 @@ from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable
 from .hold import Hold
 from .primitives import Duration, Lock, Semaphore, misuse
 from .redis_backend import RedisBackend
+from .sequences import SequenceFailed, sequence
 
 __all__ = [
     "AcquireTimeout",
@@ -28,12 +29,14 @@ __all__ = [
     "Permit",
     "QueueFull",
     "Semaphore",
+    "SequenceFailed",
     "Snapshot",
     "Unavailable",
     "Waiter",
     "Withdrawn",
     "lock",
     "semaphore",
+    "sequence",
 ]
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from typing import Any
 
 import temporalio.client
@@ -22,11 +23,13 @@ from .activities import Activities
 from .exclusive import current_hold, exclusive
 from .interceptors import RelayInterceptor
 from .relay import Relay
+from .sequence_workflow import SequenceWorkflow
 from .settings import Duration, checked
 
 __all__ = ["RedleasePlugin", "current_hold", "exclusive"]
 
 PASSED_THROUGH = ("redlease", "redlease_temporal")
+INTERNAL_STICKY = timedelta(seconds=2)  # after which another worker goes on with what a dead one had
 INTERNAL_POLLS = 2  # of the internal worker: its activities are short
 
 
@@ -130,6 +133,10 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         async with self._relay_of(client).running():
             await next(worker)
 
+    def internal_queue(self, client: Client) -> str:
+        """The task queue of the worker that the plugin runs beside a client's workers, for the library's own work."""
+        return self._settings.task_queue_of(client)
+
     def _relay_of(self, client: Client) -> Relay:
         with self._making:
             relay = self._relays.get(client)
@@ -181,7 +188,10 @@ async def _internal_worker(client: Client, relay: Relay, task_queue: str) -> Asy
         client,
         task_queue=task_queue,
         activities=Activities(relay).remote,
+        workflows=[SequenceWorkflow],
+        workflow_runner=_passing_through(SandboxedWorkflowRunner()),
         max_concurrent_activity_task_polls=INTERNAL_POLLS,
+        sticky_queue_schedule_to_start_timeout=INTERNAL_STICKY,
     )
     async with worker:
         yield
