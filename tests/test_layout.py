@@ -44,13 +44,18 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ADAPTER = Path(redlease_temporal.__file__).parent
 ADAPTER_ROWS = (
     {"calls", "errors", "settings"},
-    {"run", "registry"},
+    {"coordinator_calls", "registry"},
+    {"bookkeeping", "post"},
+    {"run"},
     {"backend", "hold"},
     {"sequences"},
     {"sequence_workflow"},
-    {"redis_backend"},
+    {"redis_backend", "coordinator_backend"},
     {"primitives"},
+    {"coordinator"},
     {"owners", "turns"},
+    {"coordinator_activities"},
+    {"keepers"},
     {"watcher"},
     {"relay"},
     {"activities", "exclusive"},
@@ -59,8 +64,19 @@ ADAPTER_ROWS = (
     {"testing", "sequence_client"},
 )
 WORKFLOW_SIDE = {
-    *("", "calls", "errors", "run", "hold", "backend", "redis_backend", "primitives"),
-    *("sequences", "sequence_workflow"),
+    "",
+    "calls",
+    "coordinator_calls",
+    "errors",
+    "post",
+    "run",
+    "hold",
+    "backend",
+    "redis_backend",
+    "coordinator_backend",
+    "primitives",
+    "sequences",
+    "sequence_workflow",
 }
 # What these may import of the core: plain data, errors and checks.
 PLAIN = {"errors", "models", "limits"}

@@ -14,6 +14,7 @@ from redlease.models import Permit, Snapshot, Waiter
 
 from .backend import Backend
 from .calls import Terms
+from .coordinator_backend import CoordinatorBackend
 from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable, Withdrawn
 from .hold import Hold
 from .primitives import Duration, Lock, Semaphore, misuse
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 
-BACKENDS: dict[str, Callable[[Terms], Backend]] = {"redis": RedisBackend}
+BACKENDS: dict[str, Callable[[Terms], Backend]] = {"redis": RedisBackend, "coordinator": CoordinatorBackend}
 
 
 def _backend(name: str, terms: Terms) -> Backend:
@@ -66,7 +67,7 @@ def lock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, b
         name: Of the resource, at most 512 bytes. Services that use `redlease` with the same Redis share it.
         lease: How long a permit stays valid without renewal.
         max_waiters: `QueueFull` is raised at once when so many wait.
-        backend: What keeps it: "redis".
+        backend: What keeps it: "redis", or without Redis "coordinator". Two of them exclude nothing between them.
     """
     terms = _terms(name, 1, lease, max_waiters)
     return Lock(terms, _backend(backend, terms))
@@ -87,7 +88,7 @@ def semaphore(
         capacity: Units that may be held at once. A value that differs from the one last declared replaces it.
         lease: How long a permit stays valid without renewal.
         max_waiters: `QueueFull` is raised at once when so many wait.
-        backend: What keeps it: "redis".
+        backend: What keeps it: "redis", or without Redis "coordinator". Two of them exclude nothing between them.
     """
     terms = _terms(name, capacity, lease, max_waiters)
     return Semaphore(terms, _backend(backend, terms))

@@ -38,7 +38,11 @@ class Activities:
     """
 
     def __init__(self, relay: Relay) -> None:
-        self._relay = relay
+        self._given = relay
+
+    @property
+    def _relay(self) -> Relay:
+        return self._given.with_redis()
 
     @property
     def local(self) -> list[Callable[..., Any]]:

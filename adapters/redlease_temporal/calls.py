@@ -26,6 +26,8 @@ RELEASE_LATER = "redlease.release_later"
 
 LOST_SIGNAL = "redlease.lost"
 GRANTED_SIGNAL = "redlease.granted"
+REFUSED_SIGNAL = "redlease.refused"
+CONFIRM_SIGNAL = "redlease.confirm"
 HEADER = "redlease"
 
 # The shapes of the commands that an acquire makes; workflow code branches on the one that its history began with.
@@ -87,9 +89,33 @@ class Standing:
 
 @dataclass(frozen=True)
 class Granted:
-    """What the signal of a grant says."""
+    """What the signal of a grant says.
+
+    `request`: what was asked for, and `keeper`: the workflow that has granted it; empty where Redis did.
+    """
 
     permit: Permit
+    request: str = ""
+    keeper: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What the signal of a refusal says."""
+
+    request: str
+    error: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """Asks a run that came out of a reset whether it holds what the run before it held."""
+
+    resource: str
+    ticket: str
+    fence: int
+    keeper: str
 
 
 @dataclass(frozen=True)

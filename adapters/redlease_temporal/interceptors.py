@@ -34,6 +34,7 @@ from redlease import RedleaseError
 from . import calls
 from .errors import LeaseLost, failure
 from .exclusive import relay_here
+from .keepers import keeper_has
 from .relay import Relay
 from .run import Run, enter, read_guards, with_guards
 
@@ -68,19 +69,27 @@ class _LockedWorkflow(WorkflowInboundInterceptor):
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002
         self._run.inherited = read_guards(input.headers)
         enter(self._run)
-        workflow.set_signal_handler(calls.LOST_SIGNAL, self._run.on_lost)
-        workflow.set_signal_handler(calls.GRANTED_SIGNAL, self._run.on_granted)
+        for name, (_, handle) in self._signals().items():
+            workflow.set_signal_handler(name, handle)
         return await super().execute_workflow(input)
 
     async def handle_signal(self, input: HandleSignalInput) -> None:  # noqa: A002
         enter(self._run)
-        # Before the handler above stands, a dynamic one of the user's would get this signal.
-        if input.signal == calls.LOST_SIGNAL:
-            self._run.on_lost(_said(input.args, calls.Lost))
-        elif input.signal == calls.GRANTED_SIGNAL:
-            self._run.on_granted(_said(input.args, calls.Granted))
+        # Before the handlers above stand, a dynamic one of the user's would get these signals.
+        if input.signal in (own := self._signals()):
+            kind, handle = own[input.signal]
+            handle(_said(input.args, kind))
         else:
             await super().handle_signal(input)
+
+    def _signals(self) -> dict[str, tuple[type, Callable[[Any], None]]]:
+        run = self._run
+        return {
+            calls.LOST_SIGNAL: (calls.Lost, run.on_lost),
+            calls.GRANTED_SIGNAL: (calls.Granted, run.on_granted),
+            calls.REFUSED_SIGNAL: (calls.Refused, run.post.on_refused),
+            calls.CONFIRM_SIGNAL: (calls.Confirm, run.post.on_confirm),
+        }
 
     async def handle_update_handler(self, input: HandleUpdateInput) -> Any:  # noqa: A002
         enter(self._run)
@@ -110,7 +119,8 @@ class _Guarding(WorkflowOutboundInterceptor):
 
     async def start_child_workflow(self, input: StartChildWorkflowInput) -> workflow.ChildWorkflowHandle[Any, Any]:  # noqa: A002
         # A child that is to outlive its parent's run is not meant to end with its parent's permit.
-        if input.parent_close_policy != workflow.ParentClosePolicy.ABANDON:
+        own = input.workflow.startswith(OWN)
+        if not own and input.parent_close_policy != workflow.ParentClosePolicy.ABANDON:
             input.headers = with_guards(input.headers)
         return await super().start_child_workflow(input)
 
@@ -129,7 +139,7 @@ class _GuardedActivities(ActivityInboundInterceptor):
 
     async def _check(self, guard: calls.Guard) -> None:
         try:
-            held = await self._relay.held(guard.resource, guard.ticket, guard.fence)
+            held = await self._held(guard)
         except RedleaseError as error:
             raise failure(error, retryable=True) from error
         if not held:
@@ -140,3 +150,8 @@ class _GuardedActivities(ActivityInboundInterceptor):
                 type=LeaseLost.__name__,
                 non_retryable=True,
             )
+
+    async def _held(self, guard: calls.Guard) -> bool:
+        if guard.kept_by:
+            return await keeper_has(self._relay.temporal, guard)
+        return await self._relay.with_redis().held(guard.resource, guard.ticket, guard.fence)

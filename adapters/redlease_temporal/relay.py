@@ -17,6 +17,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.api.workflowservice.v1 import GetClusterInfoRequest
 from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import Redlease, RedleaseError, Withdrawn, clock, limits, wire
@@ -89,21 +90,35 @@ class Relay:
                     await self._end()
 
     async def _start(self) -> None:
+        self.owners = Owners(self.temporal, self.settings.looks_per_second)
+        if self.settings.make_client is not None:
+            await self._connect(self.settings.make_client())
+        await self._around.enter_async_context(self.around())
+
+    async def _connect(self, client: Redlease) -> None:
         self._changed = asyncio.Event()  # of this event loop
-        self.client = self.settings.make_client()
+        self.client = client
         self.room = self.client.room
         connection = self.room.connection
         connection.scripts = (*wire.SCRIPTS, *SCRIPTS)
         group = digest(await self._cluster(), self.temporal.namespace, self.settings.group_of(self.temporal))
         self.registry = Registry(connection, self.prefix, group, self.name)
-        self.owners = Owners(self.temporal, self.settings.looks_per_second)
         self.room.watchers.add(self._changed)
         await connection.subscribe(self.registry.channel, self._on_message)
         connection.start()
         self.spawn(self._beat())
         self.spawn(self._find_unheard())
         self.spawn(self.owners.run())
-        await self._around.enter_async_context(self.around())
+
+    def with_redis(self) -> Relay:
+        """This relay, where the plugin was given a Redis; an error that tells of it where not."""
+        if self.settings.make_client is None:
+            message = (
+                "redlease: the plugin was given no Redis, which backend='redis' and @exclusive need: "
+                "RedleasePlugin('redis://...'), or take backend='coordinator' or 'slots'"
+            )
+            raise ApplicationError(message, type="ValueError", non_retryable=True)
+        return self
 
     async def _cluster(self) -> str:
         """What tells this Temporal cluster from others that use the same Redis."""
@@ -118,6 +133,10 @@ class Relay:
     async def _end(self) -> None:
         """Leaves everything to the other relays, with as much time as there can be for them to take it."""
         await self._around.aclose()
+        if self.settings.make_client is not None:
+            await self._leave()
+
+    async def _leave(self) -> None:
         watchers = list(self._watchers.values())
         for watcher in watchers:
             watcher.stop()

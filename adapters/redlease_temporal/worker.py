@@ -14,12 +14,21 @@ import temporalio.client
 import temporalio.worker
 from temporalio.client import Client, ClientConfig, WorkflowHistory
 from temporalio.service import ConnectConfig, ServiceClient
-from temporalio.worker import Replayer, ReplayerConfig, Worker, WorkerConfig, WorkflowReplayResult
+from temporalio.worker import (
+    Replayer,
+    ReplayerConfig,
+    UnsandboxedWorkflowRunner,
+    Worker,
+    WorkerConfig,
+    WorkflowReplayResult,
+)
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from redlease import Redlease
 
 from .activities import Activities
+from .coordinator import Coordinator
+from .coordinator_activities import CoordinatorActivities, Looking
 from .exclusive import current_hold, exclusive
 from .interceptors import RelayInterceptor
 from .relay import Relay
@@ -30,7 +39,8 @@ __all__ = ["RedleasePlugin", "current_hold", "exclusive"]
 
 PASSED_THROUGH = ("redlease", "redlease_temporal")
 INTERNAL_STICKY = timedelta(seconds=2)  # after which another worker goes on with what a dead one had
-INTERNAL_POLLS = 2  # of the internal worker: its activities are short
+INTERNAL_POLLS = 2  # of the internal worker: its tasks are short
+LIBRARY_WORKFLOWS: list[type] = [Coordinator, SequenceWorkflow]  # which run on the internal worker, never on a user's
 
 
 class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
@@ -42,7 +52,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
 
     Args:
         redis: A URL as `Redlease.from_url` takes it, or what makes a `Redlease` client when called in the event loop of
-            the workers.
+            the workers; None where only the backends are used that need no Redis.
         prefix: What all keys and channels begin with; services that are to share resources take the same one.
         group: By default, workers whose data converters are alike serve each other's waiting workflows in a namespace.
             Name a group to keep setups apart, those on different Redis servers above all.
@@ -63,7 +73,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
 
     def __init__(
         self,
-        redis: str | Callable[[], Redlease],
+        redis: str | Callable[[], Redlease] | None = None,
         *,
         prefix: str = "redlease",
         group: str = "",
@@ -75,7 +85,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         looks_per_second: float = 50.0,
         **redis_options: Any,
     ) -> None:
-        make_client = redis if callable(redis) else _maker(redis, prefix, redis_options)
+        make_client = _maker(redis, prefix, redis_options) if isinstance(redis, str) else redis
         self._settings = checked(
             make_client,
             prefix=prefix,
@@ -120,7 +130,11 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
             if not own:
                 # It did not poll for activities, and is not to take those of other workers on its queue now.
                 config["no_remote_activities"] = True
-            config["activities"] = [*own, *Activities(relay).local]
+            config["activities"] = [
+                *own,
+                *Activities(relay).local,
+                *CoordinatorActivities(client, internal_queue).local,
+            ]
             config["workflow_runner"] = _passing_through(config.get("workflow_runner"))
         return config
 
@@ -187,9 +201,11 @@ async def _internal_worker(client: Client, relay: Relay, task_queue: str) -> Asy
     worker = Worker(
         client,
         task_queue=task_queue,
-        activities=Activities(relay).remote,
-        workflows=[SequenceWorkflow],
-        workflow_runner=_passing_through(SandboxedWorkflowRunner()),
+        workflows=LIBRARY_WORKFLOWS,
+        activities=[*Activities(relay).remote, Looking(relay.owners).look],
+        # What the library's workflows do is known: a sandbox would only make each of them slow to begin.
+        workflow_runner=UnsandboxedWorkflowRunner(),
+        max_concurrent_workflow_task_polls=INTERNAL_POLLS,
         max_concurrent_activity_task_polls=INTERNAL_POLLS,
         sticky_queue_schedule_to_start_timeout=INTERNAL_STICKY,
     )
