@@ -141,13 +141,13 @@ class Books:
         known = holder.permit.weight if holder else place.request.weight if place else asked.weight
         if known != asked.weight:
             return _refused(asked, "ValueError", f"ticket {asked.ticket!r} is known with weight {known}")
-        if asked.weight > self.capacity:
-            why = f"a weight of {asked.weight} can never fit into a capacity of {self.capacity}"
-            return _refused(asked, "ValueError", why)
         return None if holder or place else self._no_room(asked)
 
     def _no_room(self, asked: Request) -> Effect | None:
         """Why there is no place for a new request."""
+        if asked.weight > self.capacity:
+            why = f"a weight of {asked.weight} can never fit into a capacity of {self.capacity}"
+            return _refused(asked, "ValueError", why)
         waits = bool(self.queue) or asked.weight > self.capacity - self.held
         if waits and not asked.queue:
             return _refused(asked, "Busy", "it would have to wait")
