@@ -10,8 +10,6 @@ from typing import Any, Literal
 from temporalio import activity, workflow
 from temporalio.exceptions import ApplicationError
 
-with workflow.unsafe.imports_passed_through():
-    from children import say
 from redlease_temporal import AcquireTimeout, LeaseLost, Permit, Semaphore, Snapshot, semaphore
 
 SOON = timedelta(seconds=30)
@@ -52,12 +50,22 @@ class Asking:
         return {"ticket": self.ticket, "weight": self.weight, "owner": self.owner, "metadata": self.metadata}
 
 
+class Inside:
+    """How many guarded activities run in this process, and the most that did at one time."""
+
+    now = 0
+    most = 0
+
+
 @activity.defn
 async def guarded(fence: int, seconds: float) -> int:
-    """Say when it begins and ends, and take its time."""
-    say("begin", fence=fence)
-    await asyncio.sleep(seconds)
-    say("end", fence=fence)
+    """Take its time, and be counted."""
+    Inside.now += 1
+    Inside.most = max(Inside.most, Inside.now)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        Inside.now -= 1
     return fence
 
 
@@ -154,7 +162,10 @@ class Holder:
                 await self._until_told(hold.fence)
                 return f"adopted {hold.fence}"
         try:
-            async with pool.hold(timeout=on.timeout, on_close=on.on_close, max_hold=on.max_hold) as hold:
+            on_lost: Literal["cancel", "signal"] = "signal" if how == "guarded" else "cancel"
+            async with pool.hold(
+                timeout=on.timeout, on_close=on.on_close, max_hold=on.max_hold, on_lost=on_lost
+            ) as hold:
                 await self._until_told(hold.fence)
                 if how == "fail":
                     raise ApplicationError("as was asked for", non_retryable=True)
@@ -175,7 +186,7 @@ class Holder:
 
 
 @workflow.defn
-class Worker:
+class Consumer:
     """One guarded activity in a hold, or without one."""
 
     @workflow.run
@@ -187,4 +198,27 @@ class Worker:
             return await workflow.execute_activity(guarded, args=[hold.fence, seconds], start_to_close_timeout=SOON)
 
 
-WORKFLOWS = [Actor, Holder, Worker]
+@workflow.defn
+class Timed:
+    """What a holder and a waiter see of time, on a server that skips it; times in seconds of the workflow's clock."""
+
+    @workflow.run
+    async def run(self, on: On, what: str, seconds: float) -> list[float]:
+        """Return when it began to wait, when it had the permit, and when it was over."""
+        pool, began = on.pool(), workflow.time()
+        held = began
+        if what == "acquire":
+            await pool.acquire(timeout=on.timeout)
+            return [began, workflow.time()]
+        try:
+            async with pool.hold(timeout=on.timeout, max_hold=on.max_hold):
+                held = workflow.time()
+                await workflow.sleep(seconds)
+        except AcquireTimeout:
+            return [began, workflow.time()]
+        except LeaseLost:
+            return [began, held, workflow.time(), 0.0]
+        return [began, held, workflow.time()]
+
+
+WORKFLOWS = [Actor, Consumer, Holder, Timed]

@@ -48,6 +48,9 @@ class Backend(Protocol):
     async def release(self, giving: calls.Giving) -> bool:
         """Takes a ticket out; whether a live permit or place was."""
 
+    async def end(self, giving: calls.Giving) -> bool:
+        """As `release`, for a hold that knows of no loss: where asking costs something, nobody is asked."""
+
     async def check(self, checking: calls.Checking) -> bool:
         """Whether a permit is held now."""
 

@@ -16,7 +16,7 @@ from redlease.models import Permit, Snapshot, Waiter
 from .calls import OnClose
 from .coordinator_calls import Adoption, Confirmed, Release, Renewal, Request, Requester
 
-LOOK_MS = 10_000  # how often holders are looked at while somebody waits, if their lease is longer
+LOOK_MS = 10_000  # after which a holder is looked at while somebody waits, if its lease is longer
 IDLE_MS = 60_000  # after which a coordinator that nobody uses ends
 REMEMBERED = 500  # requests that were withdrawn, and outcomes of releases
 BYTES_MAX = 1_000_000  # of all that stands in the books: a run takes over at most 2 MB from the one before it
@@ -345,7 +345,9 @@ class Books:
     def _look_ms(self, holder: Holder) -> int:
         if holder.on_close == "lease" or not self.queue:
             return holder.permit.expires_at_ms
-        return min(holder.permit.expires_at_ms, holder.looked_ms + LOOK_MS)
+        # Long holds are looked at ever more seldom: each look costs the coordinator some events.
+        pause_ms = LOOK_MS + (holder.looked_ms - holder.permit.granted_at_ms) // 4
+        return min(holder.permit.expires_at_ms, holder.looked_ms + pause_ms)
 
     def idle(self, now_ms: int) -> bool:
         """Whether nobody has used it for so long that it may end."""

@@ -189,13 +189,18 @@ class Lost:
 
 @dataclass(frozen=True)
 class Guard:
-    """A permit without which an activity must not begin. `kept_by`: the workflow that keeps it; empty: Redis does."""
+    """A permit without which an activity must not begin.
+
+    `kept_by`: the workflow that keeps it; empty: Redis does. `until_ms`: the end of the lease that its holder knows of.
+    """
 
     resource: str
     ticket: str
     fence: int
     kept_by: str = ""
+    until_ms: int = 0
 
     def texts(self) -> list[str | int]:
         """The guard as it stands in a header."""
-        return [self.resource, self.ticket, self.fence, *([self.kept_by] if self.kept_by else [])]
+        texts: list[str | int] = [self.resource, self.ticket, self.fence]
+        return [*texts, self.kept_by, self.until_ms] if self.kept_by else texts

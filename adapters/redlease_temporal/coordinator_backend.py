@@ -145,11 +145,18 @@ class CoordinatorBackend:
         return await self._ask(to.RENEW, to.Call(self._terms, renewal=renewal), Permit)
 
     async def release(self, giving: calls.Giving) -> bool:
-        """Takes a ticket out."""
-        post = current().post
-        if giving.fence is not None and post.kept.get((self._terms.resource, giving.ticket)) == giving.fence:
-            del post.kept[self._terms.resource, giving.ticket]
-        release = to.Release(giving.ticket, giving.fence, call=post.call_name())
+        """Takes a ticket out, and asks what came of it."""
+        return await self._give(giving, current().post.call_name())
+
+    async def end(self, giving: calls.Giving) -> bool:
+        """Takes a permit out; True unless there is no coordinator."""
+        return await self._give(giving, "")
+
+    async def _give(self, giving: calls.Giving, call_name: str) -> bool:
+        kept, key = current().post.kept, (self._terms.resource, giving.ticket)
+        if giving.fence is not None and kept.get(key) == giving.fence:
+            del kept[key]
+        release = to.Release(giving.ticket, giving.fence, call=call_name)
         return await self._send(to.Call(self._terms, release=release))
 
     async def _send(self, call: to.Call) -> bool:

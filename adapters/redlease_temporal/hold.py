@@ -136,7 +136,8 @@ class Hold:
         return lease_lost(self._as_guard(), why)
 
     def _as_guard(self) -> Guard:
-        return Guard(self.permit.resource, self.permit.ticket, self.permit.fence, self.kept_by)
+        permit = self.permit
+        return Guard(permit.resource, permit.ticket, permit.fence, self.kept_by, permit.expires_at_ms)
 
     # The block
 

@@ -271,7 +271,10 @@ class Semaphore:
         return permit
 
     def _hold_of(self, run: Run, permit: Permit, on_lost: OnLost) -> Hold:
-        return Hold(run, permit, self.release, on_lost, self._backend.kept_by(permit))
+        return Hold(run, permit, self._end, on_lost, self._backend.kept_by(permit))
+
+    async def _end(self, permit: Permit) -> bool:
+        return await self._backend.end(calls.Giving(self._terms, permit.ticket, permit.fence))
 
 
 def _timeout_of(timeout: Duration | None) -> timedelta | None:

@@ -128,6 +128,10 @@ class RedisBackend:
             later.add_done_callback(_seen)
         return released.released
 
+    async def end(self, giving: calls.Giving) -> bool:
+        """Takes a permit out."""
+        return await self.release(giving)
+
     async def check(self, checking: calls.Checking) -> bool:
         """Asks Redis."""
         return await self._ask(calls.CHECK, checking, bool)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from backend_flows import WORKFLOWS, Actor, Asking, Holder, On, guarded
+from backend_bench import Bench
+from backend_flows import WORKFLOWS, Actor, Asking, Holder, Inside, guarded
 from temporal_tools import reset
-from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
-from temporalio.exceptions import ApplicationError
+from temporalio.client import Client, WorkflowFailureError
 from temporalio.worker import Worker
 
 from redlease_temporal.worker import RedleasePlugin
@@ -19,9 +19,8 @@ from helpers import eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from temporalio.client import WorkflowHandle
+    from redlease import Permit
 
-    from redlease import Permit, Snapshot
     from temporal_server import TemporalServer
 
 BACKENDS = ["redis", "coordinator"]
@@ -41,54 +40,6 @@ async def client(
     client = await Client.connect(temporal_server.address, plugins=[RedleasePlugin(redis_url, prefix=prefix)])
     async with Worker(client, task_queue=task_queue, workflows=WORKFLOWS, activities=[guarded]):
         yield client
-
-
-class Bench:
-    """One resource, and the workflows that use it."""
-
-    def __init__(self, client: Client, task_queue: str, backend: str) -> None:
-        self.client = client
-        self.queue = task_queue
-        self.on = On(backend, f"{task_queue}-r", lease=5.0)
-        self._started = 0
-
-    async def actor(self) -> WorkflowHandle[Any, Any]:
-        """Start a workflow that does what it is told to."""
-        return await self._start(Actor.run, self.on)
-
-    async def holder(self, how: str = "complete", **on: Any) -> WorkflowHandle[Any, Any]:
-        """Start a workflow that holds."""
-        return await self._start(Holder.run, On(**(vars(self.on) | on)), how, None)
-
-    async def _start(self, run: Any, *args: Any) -> WorkflowHandle[Any, Any]:
-        self._started += 1
-        return await self.client.start_workflow(
-            run, args=list(args), id=f"{self.queue}-{self._started}", task_queue=self.queue
-        )
-
-    async def do(self, actor: WorkflowHandle[Any, Any], update: Any, *args: Any, **on: Any) -> Any:
-        """Let an actor do one thing."""
-        return await actor.execute_update(update, args=[On(**(vars(self.on) | on)), *args])
-
-    async def failing(self, actor: WorkflowHandle[Any, Any], update: Any, *args: Any, **on: Any) -> str:
-        """Let it do something that is refused; returns the name of the error."""
-        with pytest.raises(WorkflowUpdateFailedError) as raised:
-            await self.do(actor, update, *args, **on)
-        assert isinstance(raised.value.cause, ApplicationError)
-        return raised.value.cause.type or ""
-
-    async def seen(self, actor: WorkflowHandle[Any, Any]) -> Snapshot:
-        """Look at the resource."""
-        snapshot: Snapshot = await self.do(actor, Actor.inspect)
-        return snapshot
-
-    async def until_waiting(self, actor: WorkflowHandle[Any, Any], count: int) -> None:
-        """Return when so many wait."""
-
-        async def so_many() -> bool:
-            return len((await self.seen(actor)).waiters) == count
-
-        await eventually(so_many)
 
 
 @pytest.fixture
@@ -267,6 +218,29 @@ async def test_a_lost_permit_ends_the_body(bench: Bench) -> None:
     (permit,) = (await bench.seen(actor)).holders
     assert await bench.do(actor, Actor.release_ticket, permit.ticket)
     assert await holder.result() == "lost"
+
+
+async def test_nobody_is_granted_what_its_waiter_gave_up(bench: Bench) -> None:
+    """A waiter whose run timed out and ended keeps nothing: it is granted to the next at once, not for ever to it."""
+    first, second = await bench.actor(), await bench.actor()
+    permit = await bench.do(first, Actor.acquire, Asking())
+    gave_up = await bench.holder(timeout=0.3)
+    assert await gave_up.result() == "timed out"
+    await bench.do(first, Actor.release, permit)
+    assert await bench.do(second, Actor.acquire, Asking(timeout=1))
+
+
+async def test_no_activity_begins_under_a_permit_that_is_gone(bench: Bench) -> None:
+    """A body that heeds no loss begins an activity, which does not run, and it ends with LeaseLost."""
+    actor, holder = await bench.actor(), await bench.holder("guarded", lease=0.7)
+    await holder.execute_update(Holder.until_held)
+    await asyncio.sleep(1.0)  # past the lease that the holder knows of
+    (permit,) = (await bench.seen(actor)).holders
+    Inside.most = 0
+    await bench.do(actor, Actor.release_ticket, permit.ticket)
+    await holder.signal(Holder.proceed)
+    assert await holder.result() == "lost"
+    assert Inside.most == 0
 
 
 async def test_max_hold_ends_the_keeping(bench: Bench) -> None:
