@@ -17,6 +17,7 @@ from .calls import Terms
 from .coordinator_backend import CoordinatorBackend
 from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable, Withdrawn
 from .hold import Hold
+from .limited import WorkflowConcurrencyLimitExceeded, concurrency
 from .primitives import Duration, Lock, Semaphore, misuse
 from .redis_backend import RedisBackend
 from .sequences import SequenceFailed, sequence
@@ -35,6 +36,8 @@ __all__ = [
     "Unavailable",
     "Waiter",
     "Withdrawn",
+    "WorkflowConcurrencyLimitExceeded",
+    "concurrency",
     "lock",
     "semaphore",
     "sequence",

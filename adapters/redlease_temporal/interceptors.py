@@ -35,6 +35,7 @@ from . import calls
 from .errors import LeaseLost, failure
 from .exclusive import relay_here
 from .keepers import keeper_has
+from .limited import admit, rule_of, start_within, wanted
 from .relay import Relay
 from .run import Run, enter, read_guards, with_guards
 
@@ -50,7 +51,11 @@ class RelayInterceptor(Interceptor):
         self._relay = relay
         new_run = functools.partial(Run, task_queue, wait_attempt_s)
         # The SDK makes one of these for each workflow, with no other arguments than its own.
-        self._workflow_class = type("LockedWorkflow", (_LockedWorkflow,), {"new_run": staticmethod(new_run)})
+        members = {
+            "new_run": staticmethod(new_run),
+            "closing": staticmethod(_nobody if relay is None else relay.closing),
+        }
+        self._workflow_class = type("LockedWorkflow", (_LockedWorkflow,), members)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002
         return next if self._relay is None else _GuardedActivities(next, self._relay)
@@ -59,8 +64,13 @@ class RelayInterceptor(Interceptor):
         return self._workflow_class
 
 
+def _nobody(_: str) -> None:
+    """Where histories are replayed, nobody is told."""
+
+
 class _LockedWorkflow(WorkflowInboundInterceptor):
     new_run: Callable[[], Run]
+    closing: Callable[[str], None]
 
     def init(self, outbound: WorkflowOutboundInterceptor) -> None:
         self._run = self.new_run()
@@ -71,7 +81,22 @@ class _LockedWorkflow(WorkflowInboundInterceptor):
         enter(self._run)
         for name, (_, handle) in self._signals().items():
             workflow.set_signal_handler(name, handle)
-        return await super().execute_workflow(input)
+        info = workflow.info()
+        rule = rule_of(info.workflow_type)
+        if rule is None:
+            return await super().execute_workflow(input)
+        await admit(rule, input.args)
+        try:
+            result = await super().execute_workflow(input)
+        except (Exception, asyncio.CancelledError):
+            self._close(info.workflow_id)
+            raise
+        self._close(info.workflow_id)
+        return result
+
+    def _close(self, workflow_id: str) -> None:
+        if not workflow.unsafe.is_replaying():  # the relay hears of it, and no history does
+            self.closing(workflow_id)
 
     async def handle_signal(self, input: HandleSignalInput) -> None:  # noqa: A002
         enter(self._run)
@@ -122,7 +147,12 @@ class _Guarding(WorkflowOutboundInterceptor):
         own = input.workflow.startswith(OWN)
         if not own and input.parent_close_policy != workflow.ParentClosePolicy.ABANDON:
             input.headers = with_guards(input.headers)
-        return await super().start_child_workflow(input)
+        rule = rule_of(input.workflow)
+        start = functools.partial(super().start_child_workflow, input)
+        if rule is None:
+            return await start()
+        handle: workflow.ChildWorkflowHandle[Any, Any] = await start_within(wanted(rule, input.id, input.args), start)
+        return handle
 
 
 class _GuardedActivities(ActivityInboundInterceptor):

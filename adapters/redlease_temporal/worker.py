@@ -27,6 +27,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from redlease import Redlease
 
 from .activities import Activities
+from .admission_client import AdmissionInterceptor
 from .coordinator import Coordinator
 from .coordinator_activities import CoordinatorActivities, Looking
 from .exclusive import current_hold, exclusive
@@ -103,7 +104,9 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
     # Client
 
     def configure_client(self, config: ClientConfig) -> ClientConfig:
-        """Leaves the client as it is: the data converter is the user's."""
+        """Adds the interceptor of starts. The data converter is the user's."""
+        if self._settings.make_client is not None:
+            config["interceptors"] = [*config["interceptors"], AdmissionInterceptor(config, self._settings)]
         return config
 
     async def connect_service_client(
