@@ -57,9 +57,9 @@ class Bench:
         assert isinstance(raised.value.cause, ApplicationError)
         return raised.value.cause.type or ""
 
-    async def seen(self, actor: WorkflowHandle[Any, Any]) -> Snapshot:
+    async def seen(self, actor: WorkflowHandle[Any, Any], **on: Any) -> Snapshot:
         """Look at the resource."""
-        snapshot: Snapshot = await self.do(actor, Actor.inspect)
+        snapshot: Snapshot = await self.do(actor, Actor.inspect, **on)
         return snapshot
 
     async def until_waiting(self, actor: WorkflowHandle[Any, Any], count: int) -> None:

@@ -21,6 +21,7 @@ from .limited import WorkflowConcurrencyLimitExceeded, concurrency
 from .primitives import Duration, Lock, Semaphore, misuse
 from .redis_backend import RedisBackend
 from .sequences import SequenceFailed, sequence
+from .slot_backend import SlotBackend
 
 __all__ = [
     "AcquireTimeout",
@@ -44,7 +45,11 @@ __all__ = [
 ]
 
 
-BACKENDS: dict[str, Callable[[Terms], Backend]] = {"redis": RedisBackend, "coordinator": CoordinatorBackend}
+BACKENDS: dict[str, Callable[[Terms], Backend]] = {
+    "redis": RedisBackend,
+    "slots": SlotBackend,
+    "coordinator": CoordinatorBackend,
+}
 
 
 def _backend(name: str, terms: Terms) -> Backend:
@@ -70,7 +75,8 @@ def lock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, b
         name: Of the resource, at most 512 bytes. Services that use `redlease` with the same Redis share it.
         lease: How long a permit stays valid without renewal.
         max_waiters: `QueueFull` is raised at once when so many wait.
-        backend: What keeps it: "redis", or without Redis "coordinator". Two of them exclude nothing between them.
+        backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Two of them exclude nothing between
+            them.
     """
     terms = _terms(name, 1, lease, max_waiters)
     return Lock(terms, _backend(backend, terms))
@@ -91,7 +97,8 @@ def semaphore(
         capacity: Units that may be held at once. A value that differs from the one last declared replaces it.
         lease: How long a permit stays valid without renewal.
         max_waiters: `QueueFull` is raised at once when so many wait.
-        backend: What keeps it: "redis", or without Redis "coordinator". Two of them exclude nothing between them.
+        backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Two of them exclude nothing between
+            them.
     """
     terms = _terms(name, capacity, lease, max_waiters)
     return Semaphore(terms, _backend(backend, terms))

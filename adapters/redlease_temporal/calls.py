@@ -28,6 +28,7 @@ LOST_SIGNAL = "redlease.lost"
 GRANTED_SIGNAL = "redlease.granted"
 REFUSED_SIGNAL = "redlease.refused"
 CONFIRM_SIGNAL = "redlease.confirm"
+FREE_SIGNAL = "redlease.free"
 HEADER = "redlease"
 
 # The shapes of the commands that an acquire makes; workflow code branches on the one that its history began with.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 import itertools
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ from .errors import NAMED, LockError, Unavailable
 from .hold import to_its_end
 from .post import signal
 from .run import Run, current, shown_as
+from .wishes import request_name, requester_of
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class CoordinatorBackend:
         async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
             for number in range(TRIES_MAX):
                 suffix = f"+{number}" if number else ""
-                request = self._request(wish, _request_name(wish) + suffix, timeout)
+                request = self._request(wish, request_name(wish) + suffix, timeout)
                 answer = await self._ask_and_wait(run, request, wish.local_id + suffix)
                 if isinstance(answer, calls.Granted):
                     run.post.kept[answer.permit.resource, answer.permit.ticket] = answer.permit.fence
@@ -112,7 +112,7 @@ class CoordinatorBackend:
         return to.Request(
             wish.terms,
             wish.ticket,
-            _requester(wish, name),
+            requester_of(wish, name),
             weight=wish.weight,
             owner=wish.owner or shown_as(workflow.info()),
             metadata=wish.metadata,
@@ -129,7 +129,7 @@ class CoordinatorBackend:
         adoption = to.Adoption(
             permit.ticket,
             permit.fence,
-            _requester(wish, _request_name(wish)),
+            requester_of(wish, request_name(wish)),
             wish.terms.lease_ms,
             wish.on_close,
             wish.max_hold_ms,
@@ -193,15 +193,3 @@ def _error(resource: str, ticket: str, refused: calls.Refused) -> Exception:
     if refused.error == "ValueError":
         return ApplicationError(refused.why, type="ValueError", non_retryable=True)
     return NAMED.get(refused.error, LockError)(refused.why, resource=resource, ticket=ticket)
-
-
-def _request_name(wish: calls.Wish) -> str:
-    """Names a request of this run: the same in replays and after a reset, another one in the next run of the chain."""
-    number = wish.local_id.split(":")[1]
-    resource = hashlib.sha256(wish.terms.resource.encode()).hexdigest()[:16]
-    return f"{workflow.info().original_execution_run_id}/{number}/{resource}"
-
-
-def _requester(wish: calls.Wish, name: str) -> to.Requester:
-    info = workflow.info()
-    return to.Requester(info.workflow_id, info.run_id, wish.chain, name)

@@ -38,6 +38,7 @@ from .keepers import keeper_has
 from .limited import admit, rule_of, start_within, wanted
 from .relay import Relay
 from .run import Run, enter, read_guards, with_guards
+from .slot_calls import Free
 
 T = TypeVar("T")
 
@@ -114,6 +115,7 @@ class _LockedWorkflow(WorkflowInboundInterceptor):
             calls.GRANTED_SIGNAL: (calls.Granted, run.on_granted),
             calls.REFUSED_SIGNAL: (calls.Refused, run.post.on_refused),
             calls.CONFIRM_SIGNAL: (calls.Confirm, run.post.on_confirm),
+            calls.FREE_SIGNAL: (Free, run.post.on_free),
         }
 
     async def handle_update_handler(self, input: HandleUpdateInput) -> Any:  # noqa: A002

@@ -6,6 +6,8 @@ from temporalio.client import Client
 
 from .calls import Checking, Guard, Terms
 from .coordinator_activities import CoordinatorActivities
+from .coordinator_calls import workflow_id_of
+from .slot_activities import SlotActivities
 
 
 async def keeper_has(client: Client, guard: Guard) -> bool:
@@ -14,5 +16,7 @@ async def keeper_has(client: Client, guard: Guard) -> bool:
     Raises:
         Unavailable: That was not said in time.
     """
-    checking = Checking(Terms(guard.resource, 1, 0), guard.ticket, guard.fence)
-    return await CoordinatorActivities(client, "").has(checking)
+    if guard.kept_by == workflow_id_of(guard.resource):
+        checking = Checking(Terms(guard.resource, 1, 0), guard.ticket, guard.fence)
+        return await CoordinatorActivities(client, "").has(checking)
+    return await SlotActivities(client).has(guard)

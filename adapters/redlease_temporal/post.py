@@ -10,8 +10,9 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import FailureError
 
-from .calls import Confirm, Granted, Refused
+from .calls import FREE_SIGNAL, Confirm, Granted, Refused
 from .coordinator_calls import Confirmed, Release
+from .slot_calls import Free
 
 Key = tuple[str, str]  # resource, ticket
 
@@ -25,6 +26,16 @@ async def signal(workflow_id: str, name: str, said: object) -> bool:
     return True
 
 
+async def pass_on(free: Free) -> None:
+    """Offers a slot to the next in the line, and so on as long as the next is not there."""
+    rest = free.rest
+    while rest:
+        head, *rest = rest
+        offer = Free(free.resource, free.slot, head.requester.request, rest, free.floor)
+        if await signal(head.requester.workflow_id, FREE_SIGNAL, offer):
+            return
+
+
 @dataclass
 class Post:
     """One run's part of it.
@@ -32,13 +43,17 @@ class Post:
     Attributes:
         awaited: The requests that somebody here waits for.
         answers: What came for them.
+        frees: The slots that were offered for them.
         kept: The fences of the permits that this run has.
+        slots: In which slots they are.
         calls: How many calls it has made that have a name.
     """
 
     awaited: set[str] = field(default_factory=set)
     answers: dict[str, Granted | Refused] = field(default_factory=dict)
+    frees: dict[str, list[Free]] = field(default_factory=dict)
     kept: dict[Key, int] = field(default_factory=dict)
+    slots: dict[Key, int] = field(default_factory=dict)
     calls: int = 0
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -60,13 +75,27 @@ class Post:
         if refused.request in self.awaited:
             self.answers.setdefault(refused.request, refused)
 
+    def on_free(self, free: Free) -> None:
+        """A slot is free for a request; where nobody waits for it any more the offer goes to the next in the line."""
+        if free.request in self.awaited:
+            self.frees.setdefault(free.request, []).append(free)
+        else:
+            self._say(pass_on(free))
+
+    def forget(self, request: str) -> None:
+        """Nobody waits for a request any more: what was offered to it goes on."""
+        self.awaited.discard(request)
+        self.answers.pop(request, None)
+        for free in self.frees.pop(request, []):
+            self._say(pass_on(free))
+
     def on_confirm(self, confirm: Confirm) -> None:
         """Says that this run holds it, if it does; no answer is one too."""
         if self.kept.get((confirm.resource, confirm.ticket)) == confirm.fence:
             confirmed = Confirmed(confirm.ticket, confirm.fence, workflow.info().run_id)
             self._say(signal(confirm.keeper, "confirm", confirmed))
 
-    def _say(self, saying: Coroutine[Any, Any, bool]) -> None:
+    def _say(self, saying: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(saying)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

@@ -35,13 +35,19 @@ from .interceptors import RelayInterceptor
 from .relay import Relay
 from .sequence_workflow import SequenceWorkflow
 from .settings import Duration, checked
+from .slot import Slot
+from .slot_activities import SlotActivities
 
 __all__ = ["RedleasePlugin", "current_hold", "exclusive"]
 
 PASSED_THROUGH = ("redlease", "redlease_temporal")
 INTERNAL_STICKY = timedelta(seconds=2)  # after which another worker goes on with what a dead one had
 INTERNAL_POLLS = 2  # of the internal worker: its tasks are short
-LIBRARY_WORKFLOWS: list[type] = [Coordinator, SequenceWorkflow]  # which run on the internal worker, never on a user's
+LIBRARY_WORKFLOWS: list[type] = [
+    Coordinator,
+    Slot,
+    SequenceWorkflow,
+]  # which run on the internal worker, never on a user's
 
 
 class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
@@ -137,6 +143,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
                 *own,
                 *Activities(relay).local,
                 *CoordinatorActivities(client, internal_queue).local,
+                *SlotActivities(client).local,
             ]
             config["workflow_runner"] = _passing_through(config.get("workflow_runner"))
         return config
@@ -205,7 +212,7 @@ async def _internal_worker(client: Client, relay: Relay, task_queue: str) -> Asy
         client,
         task_queue=task_queue,
         workflows=LIBRARY_WORKFLOWS,
-        activities=[*Activities(relay).remote, Looking(relay.owners).look],
+        activities=[*Activities(relay).remote, Looking(relay.owners).look, SlotActivities(client).idle],
         # What the library's workflows do is known: a sandbox would only make each of them slow to begin.
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_concurrent_workflow_task_polls=INTERNAL_POLLS,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from temporal_server import TemporalServer
 
-BACKENDS = ["redis", "coordinator"]
+BACKENDS = ["redis", "slots", "coordinator"]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -68,7 +68,7 @@ async def test_the_capacity_is_how_many_hold(bench: Bench) -> None:
     permits = [await bench.do(actor, Actor.try_acquire, Asking(), capacity=2) for _ in range(3)]
     assert [permit is not None for permit in permits] == [True, True, False]
     assert len({permit.ticket for permit in permits if permit}) == 2
-    snapshot = await bench.seen(actor)
+    snapshot = await bench.seen(actor, capacity=2)
     assert {permit.ticket for permit in snapshot.holders} == {permit.ticket for permit in permits if permit}
 
 
