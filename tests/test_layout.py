@@ -55,7 +55,7 @@ ADAPTER_ROWS = (
     {"primitives"},
     {"coordinator", "slot"},
     {"owners", "turns"},
-    {"coordinator_activities", "slot_activities"},
+    {"coordinator_activities", "slot_activities", "usher"},
     {"keepers"},
     {"admission"},
     {"watcher", "admitted"},

@@ -21,9 +21,11 @@ from .post import signal
 from .slot_calls import (
     IDLE,
     MEMO,
+    TELL,
     WORKFLOW,
     Ended,
     Free,
+    HandOn,
     Line,
     Slots,
     SlotWaiter,
@@ -159,20 +161,12 @@ class Slot:
     # The line
 
     async def _hand_on(self) -> None:
-        """Tells the head of the line, and with nobody there another slot, in whose line somebody may stand."""
-        while self._telling:
-            await workflow.wait_condition(lambda: not self._telling)
-        while self._waiters:
-            head, rest = self._waiters[0], self._waiters[1:]
-            self._waiters = []
-            if await self._tell_free(head, self._slot, rest):
-                self._hints = []
-            else:
-                self._waiters = [*rest, *self._waiters]
-        while self._hints:
-            asked, *others = self._hints
-            spare = Spare(self._slot, others, self._permit.fence)
-            self._hints = [] if await signal(slot_id(self._resource, asked), "spare", spare) else others
+        """Leaves its line to be told when it has ended; who comes meanwhile makes the server have this done again."""
+        await workflow.wait_condition(lambda: not self._telling)
+        if self._waiters or self._hints:
+            run_id, fence = workflow.info().run_id, self._permit.fence
+            hand_on = HandOn(self._resource, self._slot, run_id, self._waiters, self._hints, fence)
+            await self._activity(TELL, hand_on, type(None))
 
     async def _tell_free(self, head: SlotWaiter, slot: int, rest: list[SlotWaiter]) -> bool:
         free = Free(self._resource, slot, head.requester.request, rest, self._permit.fence)

@@ -228,16 +228,19 @@ class SlotBackend:
 
     async def release(self, giving: calls.Giving) -> bool:
         """Takes a ticket out, and waits until its slot is free."""
+        return await self._give(giving, wait=True)
+
+    async def end(self, giving: calls.Giving) -> bool:
+        """Takes a permit out; its slot is free a moment later."""
+        return await self._give(giving, wait=False)
+
+    async def _give(self, giving: calls.Giving, *, wait: bool) -> bool:
         post, key = current().post, (self._terms.resource, giving.ticket)
         slot = post.slots.get(key)
         if giving.fence is not None and post.kept.get(key) == giving.fence:
             del post.kept[key], post.slots[key]
         release = Release(giving.ticket, giving.fence, call=post.call_name())
-        return await self._send(to.SlotCall(self._terms, slot, release=release, wait=True))
-
-    async def end(self, giving: calls.Giving) -> bool:
-        """Takes a permit out."""
-        return await self.release(giving)
+        return await self._send(to.SlotCall(self._terms, slot, release=release, wait=wait))
 
     async def _send(self, call: to.SlotCall) -> bool:
         """A release; where the local activity fails the server is left to deliver it."""

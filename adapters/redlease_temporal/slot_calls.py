@@ -16,7 +16,7 @@ from .coordinator_calls import Adoption, Release, Renewal, Requester
 WORKFLOW = "redlease.Slot"
 MEMO = "redlease"  # what a slot's memo says of its permit stands under this
 
-# Local activities of the worker that runs the workflow, and the last one of a slot.
+# Local activities of the worker that runs the workflow; of a slot, the last two.
 CLAIM = "redlease.slots.claim"
 LINE_UP = "redlease.slots.line_up"
 RELEASE = "redlease.slots.release"
@@ -25,6 +25,7 @@ ADOPT = "redlease.slots.adopt"
 CHECK = "redlease.slots.check"
 INSPECT = "redlease.slots.inspect"
 IDLE = "redlease.slots.idle"
+TELL = "redlease.slots.tell"
 
 # The names in a permit's metadata.
 SLOT, RUN = "redlease.slot", "redlease.run"
@@ -136,6 +137,18 @@ class Spare:
 
     slot: int
     others: list[int]
+    floor: int
+
+
+@dataclass(frozen=True)
+class HandOn:
+    """What is to be told when a run of a slot has ended: to its line, or with nobody there to the hinted slots."""
+
+    resource: str
+    slot: int
+    run_id: str
+    waiters: list[SlotWaiter]
+    hints: list[int]
     floor: int
 
 

@@ -37,12 +37,13 @@ from .sequence_workflow import SequenceWorkflow
 from .settings import Duration, checked
 from .slot import Slot
 from .slot_activities import SlotActivities
+from .usher import Usher
 
 __all__ = ["RedleasePlugin", "current_hold", "exclusive"]
 
 PASSED_THROUGH = ("redlease", "redlease_temporal")
 INTERNAL_STICKY = timedelta(seconds=2)  # after which another worker goes on with what a dead one had
-INTERNAL_POLLS = 2  # of the internal worker: its tasks are short
+INTERNAL_POLLS = 4  # of the internal worker: its tasks are short
 LIBRARY_WORKFLOWS: list[type] = [
     Coordinator,
     Slot,
@@ -208,16 +209,17 @@ def _passing_through(runner: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def _internal_worker(client: Client, relay: Relay, task_queue: str) -> AsyncIterator[None]:
+    usher, slots = Usher(client), SlotActivities(client)
     worker = Worker(
         client,
         task_queue=task_queue,
         workflows=LIBRARY_WORKFLOWS,
-        activities=[*Activities(relay).remote, Looking(relay.owners).look, SlotActivities(client).idle],
+        activities=[*Activities(relay).remote, Looking(relay.owners).look, slots.idle, usher.tell],
         # What the library's workflows do is known: a sandbox would only make each of them slow to begin.
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_concurrent_workflow_task_polls=INTERNAL_POLLS,
         max_concurrent_activity_task_polls=INTERNAL_POLLS,
         sticky_queue_schedule_to_start_timeout=INTERNAL_STICKY,
     )
-    async with worker:
+    async with usher.running(), worker:
         yield

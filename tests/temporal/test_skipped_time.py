@@ -34,7 +34,7 @@ async def skipping(time_skipping_server_path: str | None, task_queue: str, prefi
         yield env.client
 
 
-@pytest.fixture(params=["coordinator"])
+@pytest.fixture(params=["slots", "coordinator"])
 def on(request: pytest.FixtureRequest, task_queue: str) -> On:
     """A resource on each backend in turn, with a lease of an hour."""
     return On(str(request.param), f"{task_queue}-r", lease=HOUR)
