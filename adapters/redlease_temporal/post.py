@@ -26,16 +26,6 @@ async def signal(workflow_id: str, name: str, said: object) -> bool:
     return True
 
 
-async def pass_on(free: Free) -> None:
-    """Offers a slot to the next in the line, and so on as long as the next is not there."""
-    rest = free.rest
-    while rest:
-        head, *rest = rest
-        offer = Free(free.resource, free.slot, head.requester.request, rest, free.floor)
-        if await signal(head.requester.workflow_id, FREE_SIGNAL, offer):
-            return
-
-
 @dataclass
 class Post:
     """One run's part of it.
@@ -44,6 +34,7 @@ class Post:
         awaited: The requests that somebody here waits for.
         answers: What came for them.
         frees: The slots that were offered for them.
+        homes: In the lines of which slots they stand.
         kept: The fences of the permits that this run has.
         slots: In which slots they are.
         calls: How many calls it has made that have a name.
@@ -52,6 +43,7 @@ class Post:
     awaited: set[str] = field(default_factory=set)
     answers: dict[str, Granted | Refused] = field(default_factory=dict)
     frees: dict[str, list[Free]] = field(default_factory=dict)
+    homes: dict[str, int] = field(default_factory=dict)
     kept: dict[Key, int] = field(default_factory=dict)
     slots: dict[Key, int] = field(default_factory=dict)
     calls: int = 0
@@ -80,14 +72,27 @@ class Post:
         if free.request in self.awaited:
             self.frees.setdefault(free.request, []).append(free)
         else:
-            self._say(pass_on(free))
+            self._say(self.pass_on(free))
+
+    async def pass_on(self, free: Free) -> None:
+        """Offers a slot to the next in the line, and so on as long as the next is not there."""
+        rest = free.rest
+        while rest:
+            head, *rest = rest
+            offer = Free(free.resource, free.slot, head.requester.request, rest, free.floor)
+            if head.requester.workflow_id == workflow.info().workflow_id:  # a workflow cannot signal itself
+                self.on_free(offer)
+                return
+            if await signal(head.requester.workflow_id, FREE_SIGNAL, offer):
+                return
 
     def forget(self, request: str) -> None:
         """Nobody waits for a request any more: what was offered to it goes on."""
         self.awaited.discard(request)
         self.answers.pop(request, None)
+        self.homes.pop(request, None)
         for free in self.frees.pop(request, []):
-            self._say(pass_on(free))
+            self._say(self.pass_on(free))
 
     def on_confirm(self, confirm: Confirm) -> None:
         """Says that this run holds it, if it does; no answer is one too."""

@@ -208,6 +208,11 @@ class Slot:
             await self._saying(signal(each.requester.workflow_id, calls.GRANTED_SIGNAL, granted))
 
     @workflow.signal
+    def leave(self, request: str) -> None:
+        """Somebody does not wait any more, or has found another slot."""
+        self._waiters = [each for each in self._waiters if each.requester.request != request]
+
+    @workflow.signal
     def hint(self, slot: int) -> None:
         """Somebody stands in the line of that slot who has found this one busy too."""
         self._hints = [slot, *(each for each in self._hints if each != slot)][:SPARES_MAX]

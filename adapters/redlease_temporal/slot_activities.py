@@ -59,6 +59,8 @@ class SlotActivities:
         """The permit of a slot that was started just now: its fence is the time at which the server did so."""
         try:
             described = await self._handle(started.resource, started.slot, started.run_id).describe(rpc_timeout=ANSWER)
+            if started.left not in {None, started.slot}:
+                await self._signal(started.resource, started.left or 0, "leave", started.request)
         except RPCError as error:
             raise unavailable(started.resource, error) from error
         return started.kept.permit_since(calls.micros(described.start_time), started.run_id)

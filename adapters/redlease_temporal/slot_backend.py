@@ -23,7 +23,7 @@ from .backend import answered, local, timed_out
 from .coordinator_calls import Adoption, Release, Renewal
 from .errors import Unavailable
 from .hold import to_its_end
-from .post import pass_on, signal
+from .post import Post, signal
 from .run import Run, current, shown_as
 from .wishes import request_name, requester_of
 
@@ -57,9 +57,19 @@ class SlotBackend:
                 run.post.awaited.add(request)
                 return await self._stand_in_line(run, wish, request)
         except TimeoutError:
+            await to_its_end(self._leave(run.post, request))
             raise timed_out(self.away, wish, timeout or timedelta(0)) from None
+        except asyncio.CancelledError:
+            await to_its_end(self._leave(run.post, request))
+            raise
         finally:
             run.post.forget(request)
+
+    async def _leave(self, post: Post, request: str) -> None:
+        """Leaves the line."""
+        home = post.homes.get(request)
+        if home is not None:
+            await signal(to.slot_id(self._terms.resource, home), "leave", request)
 
     async def try_acquire(self, run: Run, wish: calls.Wish) -> Permit | None:
         """Takes a slot if one is free."""
@@ -82,7 +92,7 @@ class SlotBackend:
                 return permit
             if offer is not None:  # somebody else was faster: the line goes on in that slot's next run
                 order = [offer.slot, *(slot for slot in order if slot != offer.slot)]
-            free = await self._line_up([me, *(offer.rest if offer else [])], order)
+            free = await self._line_up(run.post, [me, *(offer.rest if offer else [])], order)
             if free[:1] != order[:1]:
                 offer = None  # it stands there now; if not, the rest comes along to the slot that is free after all
             if not free:
@@ -92,19 +102,19 @@ class SlotBackend:
                 offer, number = answer, number + 1
                 free = [answer.slot] if answer else []
 
-    async def _line_up(self, line: list[to.SlotWaiter], order: list[int]) -> list[int]:
+    async def _line_up(self, post: Post, line: list[to.SlotWaiter], order: list[int]) -> list[int]:
         """Stands in the line of the first slot, the rest of a line behind; or finds slots that are free."""
         rest = to.Free(self._terms.resource, order[0], "", line[1:])
         try:
             free = await self._ask(to.LINE_UP, to.LineUp(self._terms.resource, order, line), list[int])
         except Unavailable:
-            await pass_on(rest)
+            await post.pass_on(rest)
             return []
         except (ApplicationError, asyncio.CancelledError):
-            await to_its_end(pass_on(rest))
+            await to_its_end(post.pass_on(rest))
             raise
-        if free and free[0] == order[0]:
-            return free[:1]
+        if free[:1] != order[:1]:
+            post.homes[line[0].requester.request] = order[0]
         return free
 
     async def _turn(self, run: Run, request: str, number: int) -> to.Free | calls.Granted | None:
@@ -152,10 +162,11 @@ class SlotBackend:
             child = await asyncio.shield(starting)
             if child is None:
                 return None
-            started = to.Started(wish.terms.resource, slot, child.first_execution_run_id or "", kept)
+            home = run.post.homes.get(request)
+            started = to.Started(wish.terms.resource, slot, child.first_execution_run_id or "", kept, home, request)
             permit = await self._ask(to.CLAIM, started, Permit)
         except (ApplicationError, asyncio.CancelledError):
-            await to_its_end(self._undo(starting, taken))
+            await to_its_end(self._undo(run.post, starting, taken))
             raise
         child.add_done_callback(lambda ended: _on_end(run, permit, ended))
         return self._own(run, permit)
@@ -178,12 +189,12 @@ class SlotBackend:
         except WorkflowAlreadyStartedError:
             return None
 
-    async def _undo(self, starting: asyncio.Task[Any], taken: to.Taken) -> None:
+    async def _undo(self, post: Post, starting: asyncio.Task[Any], taken: to.Taken) -> None:
         """Gives back a slot whose start was on its way when its request ended."""
         child = await starting
         if child is None:
             if taken.waiters:
-                await pass_on(to.Free(self._terms.resource, taken.kept.slot, "", taken.waiters, taken.kept.floor))
+                await post.pass_on(to.Free(self._terms.resource, taken.kept.slot, "", taken.waiters, taken.kept.floor))
             return
         child.add_done_callback(_seen)
         release = Release(taken.kept.ticket, None, taken.requester.request)

@@ -179,12 +179,14 @@ class Slots:
 
 @dataclass(frozen=True)
 class Started:
-    """A slot that has been started."""
+    """A slot that has been started; whoever did so stood in the line of the slot `left`, as this request."""
 
     resource: str
     slot: int
     run_id: str
     kept: Kept
+    left: int | None = None
+    request: str = ""
 
 
 @dataclass(frozen=True)

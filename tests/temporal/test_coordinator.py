@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from backend_bench import Bench
-from backend_flows import WORKFLOWS, Actor, Asking, Holder, Inside, guarded
+from backend_flows import WORKFLOWS, Actor, Asking, Holder, guarded
 from temporal_tools import names_of
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
@@ -199,20 +199,5 @@ async def test_redis_is_refused_where_there_is_none(bench: Bench) -> None:
 
 
 async def test_the_makespan_of_the_demo(bench: Bench) -> None:
-    """Eight consumers of 200 ms at three at a time take at most 1.8 of what they would take without waste."""
-    on = {"capacity": 3}
-    await bench.consume(0.0, **on)
-    await asyncio.gather(*(bench.consume(0.0, backend="") for _ in range(8)))  # the worker is warm
-    alone = await timed(*(bench.consume(0.2, backend="") for _ in range(8)))
-    Inside.most = 0
-    spent = await timed(*(bench.consume(0.2, **on) for _ in range(8)))
-    assert Inside.most == 3
-    # What a busy machine takes for eight starts and activities without any lock, it takes here too.
-    assert spent <= 1.8 * 0.6 + max(0.0, alone - 0.3), f"{spent:.3f} s, and {alone:.3f} s without a lock"
-
-
-async def timed(*work: Any) -> float:
-    """Return how long all of it took together, in seconds."""
-    began = asyncio.get_running_loop().time()
-    await asyncio.gather(*work)
-    return asyncio.get_running_loop().time() - began
+    """Eight consumers of 200 ms at three at a time take at most 1.8 of what they would without waste."""
+    await bench.makespan_within(1.8)
