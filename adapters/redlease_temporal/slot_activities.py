@@ -71,7 +71,8 @@ class SlotActivities:
         resource, (home, *others) = line_up.resource, line_up.order
         if not await self._signal(resource, home, "wait", calls.Line(line_up.waiters)):
             return [home]
-        hinted, looked_at = others[:HINTED_MAX], others[HINTED_MAX:]
+        hinted_max = HINTED_MAX if line_up.hint else 0
+        hinted, looked_at = others[:hinted_max], others[hinted_max:]
         busy = await _at_once(self._signal(resource, slot, "hint", home) for slot in hinted)
         free = [slot for slot, is_busy in zip(hinted, busy, strict=True) if not is_busy]
         return free or await self.idle(calls.Slots(resource, looked_at))

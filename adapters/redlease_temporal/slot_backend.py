@@ -92,7 +92,8 @@ class SlotBackend:
                 return permit
             if offer is not None:  # somebody else was faster: the line goes on in that slot's next run
                 order = [offer.slot, *(slot for slot in order if slot != offer.slot)]
-            free = await self._line_up(run.post, [me, *(offer.rest if offer else [])], order)
+            line = [me, *(offer.rest if offer else [])]
+            free = await self._line_up(run.post, line, order, hint=number == 0 or offer is not None)
             if free[:1] != order[:1]:
                 offer = None  # it stands there now; if not, the rest comes along to the slot that is free after all
             if not free:
@@ -102,11 +103,11 @@ class SlotBackend:
                 offer, number = answer, number + 1
                 free = [answer.slot] if answer else []
 
-    async def _line_up(self, post: Post, line: list[to.SlotWaiter], order: list[int]) -> list[int]:
+    async def _line_up(self, post: Post, line: list[to.SlotWaiter], order: list[int], *, hint: bool) -> list[int]:
         """Stands in the line of the first slot, the rest of a line behind; or finds slots that are free."""
         rest = to.Free(self._terms.resource, order[0], "", line[1:])
         try:
-            free = await self._ask(to.LINE_UP, to.LineUp(self._terms.resource, order, line), list[int])
+            free = await self._ask(to.LINE_UP, to.LineUp(self._terms.resource, order, line, hint), list[int])
         except Unavailable:
             await post.pass_on(rest)
             return []

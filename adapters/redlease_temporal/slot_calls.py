@@ -162,11 +162,15 @@ class Ended:
 
 @dataclass(frozen=True)
 class LineUp:
-    """A run wants to stand in the line of the first of these slots, should none of them be free."""
+    """A run wants to stand in the line of the first of these slots, should none of them be free.
+
+    `hint`: whether the others are told; if not they are only looked at.
+    """
 
     resource: str
     order: list[int]
     waiters: list[SlotWaiter]
+    hint: bool = True
 
 
 @dataclass(frozen=True)

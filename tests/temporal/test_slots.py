@@ -210,6 +210,7 @@ async def test_the_makespan_of_the_demo(bench: Bench) -> None:
     await bench.makespan_within(2.0)
 
 
+@pytest.mark.timeout(180)
 async def test_two_hundred_wait_for_ten_minutes(
     time_skipping_server_path: str | None, task_queue: str, prefix: str
 ) -> None:
@@ -226,7 +227,8 @@ async def test_two_hundred_wait_for_ten_minutes(
         for holder in holders:
             await holder.execute_update(Holder.until_held)
         waiters = [await bench.holder(timeout=600.0, **on) for _ in range(200)]
-        assert await asyncio.gather(*(waiter.result() for waiter in waiters)) == ["timed out"] * 200
+        # One after the other: the server that skips time minds many who let it do so at one time.
+        assert [await waiter.result() for waiter in waiters] == ["timed out"] * 200
         longest = [len(await names_of(handle)) for handle in [*holders, *waiters]]
         assert max(longest) <= 2000, max(longest)
         slots = [len(await names_of(run)) for number in range(3) for run in await runs_of(bench, number)]
