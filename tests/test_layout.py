@@ -63,7 +63,7 @@ ADAPTER_ROWS = (
     {"activities", "exclusive"},
     {"interceptors", "admission_client"},
     {"worker"},
-    {"testing", "sequence_client"},
+    {"testing", "sequence_client", "outside"},
 )
 WORKFLOW_SIDE = {
     "",

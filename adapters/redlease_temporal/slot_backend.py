@@ -203,7 +203,7 @@ class SlotBackend:
 
     def _own(self, run: Run, permit: Permit) -> Permit:
         key = (permit.resource, permit.ticket)
-        run.post.kept[key], run.post.slots[key] = permit.fence, int(permit.metadata[to.SLOT])
+        run.post.kept[key], run.post.slots[key] = permit.fence, to.slot_of(permit)
         return permit
 
     def _order(self) -> list[int]:
@@ -229,14 +229,14 @@ class SlotBackend:
             wish.max_hold_ms,
             adopting.refence,
         )
-        call = to.SlotCall(self._terms, _slot_of(permit), adoption=adoption)
+        call = to.SlotCall(self._terms, to.slot_of(permit), adoption=adoption)
         return self._own(run, await self._ask(to.ADOPT, call, Permit, wish.local_id))
 
     async def renew(self, renewing: calls.Renewing) -> Permit:
         """Gives a permit a new lease."""
         permit = renewing.permit
         renewal = Renewal(permit.ticket, permit.fence, renewing.lease_ms)
-        return await self._ask(to.RENEW, to.SlotCall(self._terms, _slot_of(permit), renewal=renewal), Permit)
+        return await self._ask(to.RENEW, to.SlotCall(self._terms, to.slot_of(permit), renewal=renewal), Permit)
 
     async def release(self, giving: calls.Giving) -> bool:
         """Takes a ticket out, and waits until its slot is free."""
@@ -273,7 +273,7 @@ class SlotBackend:
 
     def kept_by(self, permit: Permit) -> str:
         """The slot."""
-        return to.slot_id(permit.resource, int(permit.metadata[to.SLOT]))
+        return to.slot_id(permit.resource, to.slot_of(permit))
 
     async def _ask(self, name: str, arg: Any, result: type[T], activity_id: str | None = None) -> T:
         return await answered(name, arg, result, activity_id, away=self.away, resource=self._terms.resource)
@@ -293,10 +293,6 @@ def _on_end(run: Run, permit: Permit, ended: asyncio.Task[Any]) -> None:
 def _seen(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()
-
-
-def _slot_of(permit: Permit) -> int:
-    return int(permit.metadata[to.SLOT])
 
 
 def _misuse(message: str) -> ApplicationError:

@@ -40,6 +40,11 @@ def slot_id(resource: str, slot: int) -> str:
     return f"permit:{resource}:{slot}"
 
 
+def slot_of(permit: Permit) -> int:
+    """The number of the slot that a permit is of."""
+    return int(permit.metadata[SLOT])
+
+
 def micros(moment: datetime) -> int:
     """A moment in microseconds since the epoch."""
     return (moment - EPOCH) // timedelta(microseconds=1)
