@@ -101,3 +101,40 @@ class Parent(Told):
 
 
 AGAIN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_attempts=3)
+
+
+@concurrency(max=2, key=lambda job: job.customer, backend="slots")
+@workflow.defn
+class TwoBySlots(Told):
+    """Of which two run at once for each customer, without Redis."""
+
+    @workflow.run
+    async def run(self, job: Job) -> str:
+        """End as asked for, when told to."""
+        await self.told()
+        if job.how == "fail":
+            raise ApplicationError("as was asked for", non_retryable=True)
+        if job.how.startswith("continue"):
+            workflow.continue_as_new(Job(job.customer, job.how.removeprefix("continue ")))
+        return job.how
+
+
+@workflow.defn
+class ParentBySlots(Told):
+    """A workflow that starts limited children, without Redis."""
+
+    @workflow.run
+    async def run(self, customer: str, count: int) -> int:
+        """Start children until one is refused, and end when told to; return how many were started."""
+        for number in range(count):
+            try:
+                await workflow.start_child_workflow(
+                    TwoBySlots.run,
+                    Job(customer),
+                    id=f"{workflow.info().workflow_id}-{number}",
+                    parent_close_policy=workflow.ParentClosePolicy.TERMINATE,
+                )
+            except WorkflowConcurrencyLimitExceeded:
+                await self.told()
+                return number
+        return count

@@ -46,6 +46,9 @@ class Activities:
     def _relay(self) -> Relay:
         return self._given.with_redis()
 
+    def _for(self, entry: limited.Entry) -> Relay:
+        return self._relay if entry.backend == "redis" else self._given
+
     @property
     def local(self) -> list[Callable[..., Any]]:
         """For workers that run workflows."""
@@ -55,7 +58,7 @@ class Activities:
     @property
     def remote(self) -> list[Callable[..., Any]]:
         """For the internal worker."""
-        return [self.wait, self.release_later, self.admit_later]
+        return [self.wait, self.release_later, self.reserve_later, self.admit_later, self._given.slots.owner]
 
     @activity.defn(name=calls.ENQUEUE)
     async def enqueue(self, wish: calls.Wish) -> calls.Standing:
@@ -104,22 +107,27 @@ class Activities:
     @activity.defn(name=limited.RESERVE)
     async def reserve(self, entry: limited.Entry) -> bool:
         """Takes a place for a child workflow."""
-        return await _told(self._relay.reserve(entry))
+        return await _told(self._for(entry).reserve(entry, limit_s=AT_ONCE_S))
+
+    @activity.defn(name=limited.LATER[limited.RESERVE])
+    async def reserve_later(self, entry: limited.Entry) -> bool:
+        """Takes a place for a child workflow, tried until Redis can be reached."""
+        return await _told(self._for(entry).reserve(entry, limit_s=PATIENCE_S))
 
     @activity.defn(name=limited.FORGO)
     async def forgo(self, entry: limited.Entry) -> bool:
         """Gives back the place of a child workflow that was not started."""
-        return await _told(self._relay.forgo(entry))
+        return await _told(self._for(entry).forgo(entry))
 
     @activity.defn(name=limited.ADMIT)
     async def admit(self, entry: limited.Entry) -> bool:
         """Takes the place of this run, as far as Redis can be reached at once."""
-        return await _told(self._relay.admit(entry, limit_s=AT_ONCE_S))
+        return await _told(self._for(entry).admit(entry, limit_s=AT_ONCE_S))
 
-    @activity.defn(name=limited.ADMIT_LATER)
+    @activity.defn(name=limited.LATER[limited.ADMIT])
     async def admit_later(self, entry: limited.Entry) -> bool:
         """Takes the place of this run, tried until Redis can be reached."""
-        return await _told(self._relay.admit(entry, limit_s=PATIENCE_S))
+        return await _told(self._for(entry).admit(entry, limit_s=PATIENCE_S))
 
 
 def _complete_later() -> NoReturn:

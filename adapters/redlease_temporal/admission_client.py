@@ -30,6 +30,7 @@ from .limited import Rule, rule_of
 from .owners import Owners, cluster_of
 from .registry import SCRIPTS, Registry, digest
 from .settings import Settings
+from .slot_admission import SlotAdmission
 
 # After these a start may have been carried out, or may yet be.
 UNSURE = {
@@ -75,23 +76,36 @@ class Door:
             nonlocal chain
             chain = run_id
 
-        async with self._open() as admission:
-            watch = await admission.reserve(entry)
-            if watch is None:
+        async with self._places(rule) as admission:
+            reserved = await admission.reserve(entry)
+            if reserved is None:
                 yield started
                 return
             try:
                 yield started
             except (WorkflowAlreadyStartedError, RPCError) as error:
-                # Without an answer of Redis the place is free when its short lease ends, or the run itself keeps it.
-                with contextlib.suppress(RedleaseError):
+                # Without an answer the place is free when it was provisional for long enough, or the run itself has it.
+                with contextlib.suppress(RedleaseError, RPCError):
                     if isinstance(error, RPCError) and error.status in UNSURE:
-                        await admission.confirm(watch, chain)
+                        await admission.confirm(reserved, chain)
                     else:
-                        await admission.forgo(entry, watch)
+                        await admission.forgo(entry, reserved)
                 raise
-            with contextlib.suppress(RedleaseError):
-                await admission.confirm(watch, chain)
+            with contextlib.suppress(RedleaseError, RPCError):
+                await admission.confirm(reserved, chain)
+
+    def _places(self, rule: Rule) -> contextlib.AbstractAsyncContextManager[Any]:
+        """What takes the places of such workflows, an `Admission` or a `SlotAdmission`."""
+        if rule.backend == "slots":
+            queue = self._settings.task_queue_of(self._temporal)
+            owners = Owners(self._temporal, self._settings.looks_per_second)
+            return contextlib.nullcontext(SlotAdmission(self._temporal, queue, owners))
+        if self._settings.make_client is None:
+            raise ValueError(
+                f"workflow {rule.workflow_type!r}: its @concurrency needs Redis, and the client's plugin has none: "
+                "RedleasePlugin('redis://...'), or take backend='slots'"
+            )
+        return self._open()
 
     @contextlib.asynccontextmanager
     async def _open(self) -> AsyncIterator[Admission]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
@@ -23,9 +23,11 @@ from .run import current
 
 C = TypeVar("C", bound=type)
 T = TypeVar("T")
+Backend = Literal["redis", "slots"]
 
-# Local activities, and one that the internal worker runs when Redis did not answer the local one at once.
-RESERVE, ADMIT, FORGO, ADMIT_LATER = "redlease.reserve", "redlease.admit", "redlease.forgo", "redlease.admit_later"
+# Local activities, and what the internal worker runs when a local one had no answer at once.
+RESERVE, ADMIT, FORGO = "redlease.reserve", "redlease.admit", "redlease.forgo"
+LATER = {RESERVE: "redlease.reserve_later", ADMIT: "redlease.admit_later"}
 WORKFLOW = "__temporal_workflow_definition"
 LOCAL_LIMIT, LOCAL_IN_ALL = timedelta(seconds=10), timedelta(seconds=60)  # for a worker that stands still
 ONCE = RetryPolicy(maximum_attempts=1)
@@ -69,6 +71,7 @@ class Entry:
     limit: int
     partition_key: str | None = None
     chain: str = ""
+    backend: Backend = "redis"
 
     @property
     def resource(self) -> str:
@@ -87,11 +90,12 @@ class Rule:
     workflow_type: str
     limit: int
     key: Callable[..., object] | None
+    backend: Backend = "redis"
 
     def entry(self, workflow_id: str, args: Sequence[Any]) -> Entry:
         """The place that a workflow with these arguments wants; ValueError when its key cannot be told."""
         if self.key is None:
-            return Entry(self.workflow_type, workflow_id, self.limit)
+            return Entry(self.workflow_type, workflow_id, self.limit, backend=self.backend)
         try:
             key = str(self.key(*args))
         except Exception as error:
@@ -100,24 +104,30 @@ class Rule:
                 f"{error!r}. Start it with arguments of the types that its run method is declared with"
             ) from error
         limits.checked_text("name of a limit", resource_of(self.workflow_type, key), limits.NAME_BYTES_MAX)
-        return Entry(self.workflow_type, workflow_id, self.limit, key)
+        return Entry(self.workflow_type, workflow_id, self.limit, key, backend=self.backend)
 
 
 _rules: dict[str, Rule] = {}
 
 
-def concurrency(*, max: int, key: Callable[..., object] | None = None) -> Callable[[C], C]:  # noqa: A002
+def concurrency(
+    *,
+    max: int,  # noqa: A002
+    key: Callable[..., object] | None = None,
+    backend: Backend = "redis",
+) -> Callable[[C], C]:
     """Lets at most `max` workflows of a class run at once; the start of another is refused. Above `workflow.defn`.
 
     A place is held from the start until the last run of that workflow ID is closed, however it ends: over crashes,
     retries, continue-as-new and reset. Where clients and parents that start it import the class and have the plugin,
-    the start raises `WorkflowConcurrencyLimitExceeded`; a run that was started otherwise fails with it at once. Needs a
-    plugin with Redis.
+    the start raises `WorkflowConcurrencyLimitExceeded`; a run that was started otherwise fails with it at once.
 
     Args:
         max: How many may run at once.
         key: Called with the workflow's arguments; a limit for each value that it returns, as text. It runs in clients
             and workflows, so that it must depend on the arguments alone.
+        backend: What keeps the places: "redis", or without Redis "slots": one workflow a place, for limits up to some
+            ten.
 
     Raises:
         ValueError: A parameter is wrong, or the class is no workflow yet.
@@ -128,13 +138,15 @@ def concurrency(*, max: int, key: Callable[..., object] | None = None) -> Callab
         ... class Checkout: ...
     """
     limit = limits.checked_count("max", max)
+    if backend not in {"redis", "slots"}:
+        raise ValueError(f"backend must be 'redis' or 'slots', not {backend!r}")
 
     def decorate(defined: C) -> C:
         name = getattr(getattr(defined, WORKFLOW, None), "name", None)
         if not name:
             raise ValueError(f"{defined!r}: put @concurrency above @workflow.defn, which is to name the workflow")
         if not workflow.unsafe.in_sandbox():  # where a class is made anew for each run, of modules that are its own
-            _rules[name] = Rule(name, limit, key)
+            _rules[name] = Rule(name, limit, key, backend)
         return defined
 
     return decorate
@@ -165,31 +177,35 @@ async def admit(rule: Rule, args: Sequence[Any]) -> None:
     """Takes the place of the run that this is; raises when there is none."""
     info = workflow.info()
     entry = replace(wanted(rule, info.workflow_id, args), chain=info.first_execution_run_id)
-    try:
-        admitted = await _local(ADMIT, entry, bool)
-    except (ActivityError, ApplicationError):
-        admitted = await workflow.execute_activity(
-            ADMIT_LATER,
-            entry,
-            result_type=bool,
-            task_queue=current().task_queue,
-            start_to_close_timeout=LOCAL_LIMIT,
-            retry_policy=OFTEN,
-            summary=f"a place among {rule.limit}",
-        )
-    if not admitted:
-        raise entry.refusal()
+    await _place(ADMIT, entry)
 
 
 async def start_within(entry: Entry, start: Callable[[], Any]) -> Any:
     """Starts a child in a place that is taken before; raises when there is none."""
-    if not await _local(RESERVE, entry, bool):
-        raise entry.refusal()
+    await _place(RESERVE, entry)
     try:
         return await start()
     except Exception:
         await to_its_end(_forgo(entry))
         raise
+
+
+async def _place(how: str, entry: Entry) -> None:
+    """Takes a place, however long that takes to be answered; raises when there is none."""
+    try:
+        taken = await _local(how, entry, bool)
+    except (ActivityError, ApplicationError):
+        taken = await workflow.execute_activity(
+            LATER[how],
+            entry,
+            result_type=bool,
+            task_queue=current().task_queue,
+            start_to_close_timeout=LOCAL_LIMIT,
+            retry_policy=OFTEN,
+            summary=f"a place among {entry.limit}",
+        )
+    if not taken:
+        raise entry.refusal()
 
 
 async def _forgo(entry: Entry) -> None:

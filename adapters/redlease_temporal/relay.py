@@ -33,6 +33,7 @@ from .limited import Entry, WorkflowConcurrencyLimitExceeded
 from .owners import Owners, cluster_of
 from .registry import SCRIPTS, Registry, Watch, digest
 from .settings import Settings
+from .slot_admission import SlotAdmission
 from .turns import Turns
 from .watcher import Watcher
 
@@ -73,6 +74,7 @@ class Relay:
         self.room: Room
         self.registry: Registry
         self.admission: Admission
+        self.slots: SlotAdmission
         self.owners: Owners
 
     # Life
@@ -94,6 +96,7 @@ class Relay:
 
     async def _start(self) -> None:
         self.owners = Owners(self.temporal, self.settings.looks_per_second)
+        self.slots = SlotAdmission(self.temporal, self.settings.task_queue_of(self.temporal), self.owners)
         if self.settings.make_client is not None:
             await self._connect(self.settings.make_client())
         await self._around.enter_async_context(self.around())
@@ -293,27 +296,35 @@ class Relay:
 
     # Places
 
-    async def reserve(self, entry: Entry) -> bool:
+    async def reserve(self, entry: Entry, *, limit_s: float) -> bool:
         """Takes a place for a child that is to be started; whether it may be."""
-        async with asyncio.timeout(AT_ONCE_S):
-            try:
+        try:
+            if entry.backend == "slots":
+                await self.slots.reserve(entry)
+                return True
+            async with asyncio.timeout(limit_s):
                 watch = await self.admission.reserve(entry)
-            except WorkflowConcurrencyLimitExceeded:
-                return False
-            if watch is not None:
-                await self.registry.claim(watch)
+                if watch is not None:
+                    await self.registry.claim(watch)
+        except WorkflowConcurrencyLimitExceeded:
+            return False
         if watch is not None:
             self.tend(Admitted(self, watch))
         return True
 
     async def forgo(self, entry: Entry) -> bool:
         """The child was not started."""
+        if entry.backend == "slots":
+            await self.slots.forgo(entry)
+            return True
         async with asyncio.timeout(AT_ONCE_S):
             await self.admission.forgo(entry)
         return True
 
     async def admit(self, entry: Entry, *, limit_s: float) -> bool:
         """Takes the place of a run; whether there is one."""
+        if entry.backend == "slots":
+            return await self.slots.admit(entry)
         async with asyncio.timeout(limit_s):
             watch = await self.admission.admit(entry)
         if watch is not None:

@@ -32,6 +32,7 @@ from .coordinator import Coordinator
 from .coordinator_activities import CoordinatorActivities, Looking
 from .exclusive import current_hold, exclusive
 from .interceptors import RelayInterceptor
+from .place_workflow import PlaceWorkflow
 from .relay import Relay
 from .sequence_workflow import SequenceWorkflow
 from .settings import Duration, checked
@@ -47,6 +48,7 @@ INTERNAL_POLLS = 4  # of the internal worker: its tasks are short
 LIBRARY_WORKFLOWS: list[type] = [
     Coordinator,
     Slot,
+    PlaceWorkflow,
     SequenceWorkflow,
 ]  # which run on the internal worker, never on a user's
 
@@ -112,8 +114,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
 
     def configure_client(self, config: ClientConfig) -> ClientConfig:
         """Adds the interceptor of starts. The data converter is the user's."""
-        if self._settings.make_client is not None:
-            config["interceptors"] = [*config["interceptors"], AdmissionInterceptor(config, self._settings)]
+        config["interceptors"] = [*config["interceptors"], AdmissionInterceptor(config, self._settings)]
         return config
 
     async def connect_service_client(
