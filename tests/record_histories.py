@@ -18,11 +18,23 @@ from pathlib import Path
 from typing import Any
 
 import recorded_flows
-from recorded_flows import ByHand, HandOn, HoldLong, HoldOnce, WithChild, fenced
+from recorded_flows import (
+    ByHand,
+    HandOn,
+    HoldLong,
+    HoldOnce,
+    InSequence,
+    Limited,
+    LimitedBySlots,
+    WithChild,
+    WithLimitedChildren,
+    fenced,
+)
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.worker import Worker
 
 from redlease import Redlease
+from redlease_temporal.sequence_client import Sequence
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually, until_waiting
@@ -161,10 +173,65 @@ async def child(recorder: Recorder, name: str) -> Handle:
     return handle
 
 
+async def in_sequence(recorder: Recorder, name: str) -> Handle:
+    """Items handed over, which starts the sequence."""
+    handle = await recorder.start(name, InSequence.run, name, [1, 2])
+    assert await handle.result() == [1, 2]
+    return handle
+
+
+async def in_running_sequence(recorder: Recorder, name: str) -> Handle:
+    """Items handed over to a sequence that runs."""
+    first = await recorder.start(f"{name}-first", InSequence.run, name, list(range(30)))
+    handle = await recorder.start(name, InSequence.run, name, [1, 2])
+    assert await handle.result() == [1, 2]
+    await first.result()
+    return handle
+
+
+async def sequence(recorder: Recorder, name: str) -> Handle:
+    """The sequence itself, with two callers and an item that was appended."""
+    first = await recorder.start(f"{name}-first", InSequence.run, name, list(range(30)))
+    second = await recorder.start(f"{name}-second", InSequence.run, name, [1, 2])
+    appending = Sequence(recorder.client, name, fenced, task_queue=QUEUE, start_to_close_timeout=30)
+    assert await appending.append(7) == 7
+    await first.result()
+    await second.result()
+    handle = recorder.client.get_workflow_handle(f"sequence:{name}")
+    await handle.result()
+    return handle
+
+
+async def limited(recorder: Recorder, name: str) -> Handle:
+    """A run with a place."""
+    handle = await recorder.start(name, Limited.run)
+    await handle.signal(Limited.proceed)
+    assert await handle.result() == "done"
+    return handle
+
+
+async def limited_children(recorder: Recorder, name: str) -> Handle:
+    """A parent one of whose children is refused."""
+    await asyncio.sleep(1.5)  # until the place of the one before is free
+    handle = await recorder.start(name, WithLimitedChildren.run)
+    assert await handle.result() == ["done", "refused"]
+    return handle
+
+
+async def place(recorder: Recorder, name: str) -> Handle:
+    """A place without Redis, from the start of its workflow until that is closed."""
+    handle = await recorder.start(name, LimitedBySlots.run)
+    assert await handle.result() == "done"
+    taken = recorder.client.get_workflow_handle("concurrency:LimitedBySlots:0")
+    await taken.result()
+    return taken
+
+
 PATTERNS: dict[str, Callable[[Recorder, str], Awaitable[Handle]]] = {
     pattern.__name__: pattern
     for pattern in (
         *(uncontended, contended, timeout, no_wait, cancelled, continued, adopted, lost, by_hand, child),
+        *(in_sequence, in_running_sequence, sequence, limited, limited_children, place),
         *(redis_away, release_later),
     )
 }

@@ -9,7 +9,16 @@ from datetime import timedelta
 
 from temporalio import activity, workflow
 
-from redlease_temporal import AcquireTimeout, LeaseLost, Permit, lock, semaphore
+from redlease_temporal import (
+    AcquireTimeout,
+    LeaseLost,
+    Permit,
+    WorkflowConcurrencyLimitExceeded,
+    concurrency,
+    lock,
+    semaphore,
+    sequence,
+)
 
 SOON = timedelta(seconds=30)
 
@@ -125,4 +134,65 @@ class WithChild:
             return await workflow.execute_child_workflow(Child.run, hold.fence)
 
 
-WORKFLOWS = [ByHand, Child, HandOn, HoldLong, HoldOnce, WithChild]
+@workflow.defn
+class InSequence:
+    """Items that are handed over to a resource's sequence."""
+
+    @workflow.run
+    async def run(self, resource: str, items: list[int]) -> list[int]:
+        """Return the results."""
+        return await sequence(resource, items, fenced, start_to_close_timeout=SOON)
+
+
+@concurrency(max=1)
+@workflow.defn
+class Limited:
+    """One at a time."""
+
+    def __init__(self) -> None:
+        self._proceed = False
+
+    @workflow.signal
+    def proceed(self) -> None:
+        """Let it go on."""
+        self._proceed = True
+
+    @workflow.run
+    async def run(self) -> str:
+        """Wait for the signal."""
+        await workflow.wait_condition(lambda: self._proceed)
+        return "done"
+
+
+@concurrency(max=1, backend="slots")
+@workflow.defn
+class LimitedBySlots:
+    """One at a time, without Redis."""
+
+    @workflow.run
+    async def run(self) -> str:
+        """Take a while."""
+        await workflow.sleep(1)
+        return "done"
+
+
+@workflow.defn
+class WithLimitedChildren:
+    """A child that is started, and one that is refused."""
+
+    @workflow.run
+    async def run(self) -> list[str]:
+        """Return how it went."""
+        first = await workflow.start_child_workflow(Limited.run)
+        try:
+            await workflow.start_child_workflow(Limited.run)
+        except WorkflowConcurrencyLimitExceeded:
+            await first.signal(Limited.proceed)
+            return [await first, "refused"]
+        return []
+
+
+WORKFLOWS = [
+    *(ByHand, Child, HandOn, HoldLong, HoldOnce, WithChild),
+    *(InSequence, Limited, LimitedBySlots, WithLimitedChildren),
+]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,9 +24,12 @@ from temporalio.client import (
 )
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Replayer
 
-from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
+from redlease_temporal import WorkflowConcurrencyLimitExceeded, admission, concurrency
+from redlease_temporal.admission_client import Door
+from redlease_temporal.limited import Rule, rule_of
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -266,6 +270,43 @@ async def test_ended_before_it_began(place: Place, places: Semaphore) -> None:
         await eventually(lambda: is_taken(places, 1), FREE_WITHIN)
         await handles[1].terminate()
         await eventually(lambda: is_taken(places, 0), FREE_WITHIN)
+
+
+def door_of(client: Client, place: Place) -> tuple[Door, Rule, Any]:
+    """Return what takes places for a client, the rule of `Two`, and a start of it."""
+    settings = RedleasePlugin(place.redis_url, prefix=place.prefix)._settings
+    rule = rule_of("Two")
+    assert rule is not None
+    return Door(client.config(), settings), rule, SimpleNamespace(id=f"{place.task_queue}-unknown", args=[Job()])
+
+
+async def test_a_start_that_came_through_after_all(
+    client: Client, plain: Client, place: Place, places: Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place of a run whose start seemed to have failed stays taken until that is closed."""
+    monkeypatch.setattr(admission, "PROVISIONAL_MS", 1000)
+    door, rule, start = door_of(client, place)
+    with pytest.raises(RPCError):
+        async with door.place(rule, start):
+            handle = await started(plain, place, "unknown", task_queue="nobody's")
+            raise RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
+    await stays_taken(places, 1, 2.5)
+    await handle.terminate()
+    await eventually(lambda: is_taken(places, 0), FREE_WITHIN)
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), RPCError("away", RPCStatusCode.UNAVAILABLE, b"")])
+async def test_a_start_of_which_nothing_is_known(
+    client: Client, place: Place, places: Semaphore, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Its place is kept for a while, and free then, should there be no run."""
+    monkeypatch.setattr(admission, "PROVISIONAL_MS", 1000)
+    door, rule, start = door_of(client, place)
+    with pytest.raises(type(error)):
+        async with door.place(rule, start):
+            raise error
+    await stays_taken(places, 1, 0.5)
+    await eventually(lambda: is_taken(places, 0), 3)
 
 
 # The end

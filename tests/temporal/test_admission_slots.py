@@ -177,6 +177,7 @@ async def test_a_place_ends_by_itself(starts: Starts, client: Client) -> None:
     await eventually(lambda: has_chain(place))
     await end(handle)
     await asyncio.wait_for(place.result(), 10)
+    assert len(await names_of(place)) == 18
 
 
 async def is_known(handle: WorkflowHandle[Any, Any]) -> bool:

@@ -14,6 +14,8 @@ from temporalio import workflow
 from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
+from redlease_temporal.place_workflow import PlaceWorkflow
+from redlease_temporal.sequence_workflow import SequenceWorkflow
 from redlease_temporal.worker import RedleasePlugin
 
 if TYPE_CHECKING:
@@ -24,7 +26,9 @@ RECORDED = sorted(HISTORIES.glob("*/*.json"))
 
 def replayer() -> Replayer:
     """Return what replays, with a plugin whose Redis does not exist."""
-    return Replayer(workflows=WORKFLOWS, plugins=[RedleasePlugin("redis://nowhere.invalid")])
+    return Replayer(
+        workflows=[*WORKFLOWS, PlaceWorkflow, SequenceWorkflow], plugins=[RedleasePlugin("redis://nowhere.invalid")]
+    )
 
 
 def history_of(path: Path, text: str | None = None) -> WorkflowHistory:
@@ -49,6 +53,10 @@ CHANGES = {
     "another activity id": ("contended", "redlease:1:pool:wait", "redlease:2:pool:wait"),
     "another local activity": ("uncontended", "redlease.enqueue", "redlease.check"),
     "another local activity id": ("uncontended", "redlease:1:pool", "redlease:2:pool"),
+    "no place": ("limited", "redlease.admit", "redlease.check"),
+    "no place for a child": ("limited_children", "redlease.reserve", "redlease.check"),
+    "another sequence": ("in_sequence", "sequence:in_sequence", "sequence:other"),
+    "another activity of a place": ("place", "redlease.place_owner", "redlease.other"),
     "no release": ("cancelled", "redlease.release", "redlease.renew"),
 }
 
