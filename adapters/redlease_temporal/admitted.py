@@ -79,6 +79,8 @@ class Admitted:
     async def _turn(self) -> bool:
         """Does what is to be done now; whether that was all."""
         if self._closed:
+            if not self.watch.fence:  # whoever took the place may have died before it was written down
+                self.watch.fence = await self._relay.admission.take_again(self.watch)
             await self._relay.admission.free(self.watch)
             return await self._forget()
         if not self.watch.chain:  # a start is to follow

@@ -302,7 +302,7 @@ class Relay:
             if entry.backend == "slots":
                 await self.slots.reserve(entry)
                 return True
-            async with asyncio.timeout(limit_s):
+            async with self._heard_of(), asyncio.timeout(limit_s):
                 watch = await self.admission.reserve(entry)
                 if watch is not None:
                     await self.registry.claim(watch)
@@ -325,11 +325,22 @@ class Relay:
         """Takes the place of a run; whether there is one."""
         if entry.backend == "slots":
             return await self.slots.admit(entry)
-        async with asyncio.timeout(limit_s):
+        async with self._heard_of(), asyncio.timeout(limit_s):
             watch = await self.admission.admit(entry)
         if watch is not None:
             self.tend(Admitted(self, watch))
         return watch is not None
+
+    @contextlib.asynccontextmanager
+    async def _heard_of(self) -> AsyncIterator[None]:
+        """What is written down and then left over an error is looked after."""
+        try:
+            yield
+        except WorkflowConcurrencyLimitExceeded:
+            raise
+        except BaseException:
+            self._unheard.set()
+            raise
 
     def closing(self, workflow_id: str) -> None:
         """A run of a workflow is about to close; called from the thread that it runs in."""

@@ -29,7 +29,7 @@ from temporalio.worker import Replayer
 
 from redlease_temporal import WorkflowConcurrencyLimitExceeded, admission, concurrency
 from redlease_temporal.admission_client import Door
-from redlease_temporal.limited import Rule, rule_of
+from redlease_temporal.limited import Entry, Rule, rule_of
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -307,6 +307,17 @@ async def test_a_start_of_which_nothing_is_known(
             raise error
     await stays_taken(places, 1, 0.5)
     await eventually(lambda: is_taken(places, 0), 3)
+
+
+async def test_whoever_took_a_place_died(client: Client, place: Place, places: Semaphore) -> None:
+    """A place that was taken for a run, and not written down any more, is free when that is closed."""
+    door, _, _ = door_of(client, place)
+    async with door._open() as taking:
+        watch = taking.watch_of(Entry("Two", f"{place.task_queue}-gone", 2, chain="gone"))
+        await taking._registry.claim(watch)
+        await taking._take(watch, admission.KEPT_MS)
+    assert await taken(places) == 1
+    await eventually(lambda: is_taken(places, 0), 10)
 
 
 # The end
