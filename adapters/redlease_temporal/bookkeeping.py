@@ -220,7 +220,7 @@ class Books:
         if holder is not None and mine:
             self.holders.remove(holder)
             released = True
-            effects += [_lost(holder, "it was released by its ticket")] if by_admin else []
+            effects += _lost(holder, "it was released by its ticket") if by_admin else []
         if release.request:
             self.withdrawn = [*self.withdrawn, release.request][-REMEMBERED:]
         if release.fence is None:
@@ -303,7 +303,8 @@ class Books:
         over = [each for each in self.holders if each.permit.expires_at_ms <= now_ms and not each.kept(now_ms)]
         self.holders = [each for each in self.holders if each not in over]
         self._leave(lambda _place, _each, deadline_ms: deadline_ms is not None and deadline_ms <= now_ms)
-        return [_lost(each, "its lease ran out") for each in over] + self._grant_if_any(now_us)
+        lost = [effect for each in over for effect in _lost(each, "its lease ran out")]
+        return lost + self._grant_if_any(now_us)
 
     def _grant_if_any(self, now_us: int) -> list[Effect]:
         # A coordinator that nobody uses has not been used because time went by.
@@ -417,5 +418,6 @@ def _refused(asked: Request, error: str, why: str) -> Effect:
     return Effect("refused", asked.requester, error=error, why=why)
 
 
-def _lost(holder: Holder, why: str) -> Effect:
-    return Effect("lost", holder.requester, holder.permit, why=why)
+def _lost(holder: Holder, why: str) -> list[Effect]:
+    """What is told of a loss: of a permit that is plain data nothing, as nobody waits to hear of it."""
+    return [Effect("lost", holder.requester, holder.permit, why=why)] if holder.keep else []

@@ -8,7 +8,13 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import activity
-from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError, WorkflowQueryRejectedError
+from temporalio.client import (
+    Client,
+    WorkflowExecutionStatus,
+    WorkflowHandle,
+    WorkflowQueryFailedError,
+    WorkflowQueryRejectedError,
+)
 from temporalio.common import QueryRejectCondition, WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -124,19 +130,23 @@ class CoordinatorActivities:
 
     async def _query(self, resource: str, name: str, *args: Any) -> Any:
         """Asks the coordinator; None when there is none."""
-        method = getattr(Coordinator, name)
-        try:
-            return await self._handle(resource).query(
-                method, args=args, reject_condition=QueryRejectCondition.NOT_OPEN, rpc_timeout=ANSWER
-            )
-        except WorkflowQueryRejectedError:
-            return None
-        except WorkflowQueryFailedError as error:
-            raise unavailable(resource, error) from error
-        except RPCError as error:
-            if error.status == RPCStatusCode.NOT_FOUND:
-                return None
-            raise unavailable(resource, error) from error
+        while True:
+            try:
+                return await self._handle(resource).query(
+                    getattr(Coordinator, name),
+                    args=args,
+                    reject_condition=QueryRejectCondition.NOT_OPEN,
+                    rpc_timeout=ANSWER,
+                )
+            except WorkflowQueryRejectedError as error:
+                if error.status != WorkflowExecutionStatus.CONTINUED_AS_NEW:
+                    return None  # and if it is, the next run has the answer
+            except WorkflowQueryFailedError as error:
+                raise unavailable(resource, error) from error
+            except RPCError as error:
+                if error.status == RPCStatusCode.NOT_FOUND:
+                    return None
+                raise unavailable(resource, error) from error
 
 
 class Looking:

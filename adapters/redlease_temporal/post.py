@@ -37,6 +37,7 @@ class Post:
         homes: In the lines of which slots they stand.
         kept: The fences of the permits that this run has.
         slots: In which slots they are.
+        children: Those slots, where this run has started them itself.
         calls: How many calls it has made that have a name.
     """
 
@@ -46,6 +47,7 @@ class Post:
     homes: dict[str, int] = field(default_factory=dict)
     kept: dict[Key, int] = field(default_factory=dict)
     slots: dict[Key, int] = field(default_factory=dict)
+    children: dict[Key, asyncio.Task[Any]] = field(default_factory=dict)
     calls: int = 0
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 

@@ -154,7 +154,7 @@ class Slot:
 
     async def _say_lost(self, why: str) -> None:
         owner = self._taken.requester.workflow_id
-        if owner:
+        if owner and self._taken.keep:  # of a permit that is plain data nobody waits to hear
             lost = calls.Lost(self._resource, self._permit.ticket, self._permit.fence, why)
             await signal(owner, calls.LOST_SIGNAL, lost)
 

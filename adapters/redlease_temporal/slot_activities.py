@@ -204,18 +204,20 @@ class SlotActivities:
 
     async def _query(self, resource: str, slot: int, name: str, *args: Any) -> Any:
         """Asks a slot; None when it is free."""
-        try:
-            return await self._handle(resource, slot).query(
-                getattr(Slot, name), args=args, reject_condition=QueryRejectCondition.NOT_OPEN, rpc_timeout=ANSWER
-            )
-        except WorkflowQueryRejectedError:
-            return None
-        except WorkflowQueryFailedError as error:
-            raise unavailable(resource, error) from error
-        except RPCError as error:
-            if error.status == RPCStatusCode.NOT_FOUND:
-                return None
-            raise unavailable(resource, error) from error
+        while True:
+            try:
+                return await self._handle(resource, slot).query(
+                    getattr(Slot, name), args=args, reject_condition=QueryRejectCondition.NOT_OPEN, rpc_timeout=ANSWER
+                )
+            except WorkflowQueryRejectedError as error:
+                if error.status != WorkflowExecutionStatus.CONTINUED_AS_NEW:
+                    return None  # and if it is, the next run has the answer
+            except WorkflowQueryFailedError as error:
+                raise unavailable(resource, error) from error
+            except RPCError as error:
+                if error.status == RPCStatusCode.NOT_FOUND:
+                    return None
+                raise unavailable(resource, error) from error
 
 
 def unavailable(resource: str, error: Exception) -> Unavailable:

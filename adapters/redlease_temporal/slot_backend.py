@@ -29,6 +29,7 @@ from .wishes import request_name, requester_of
 
 T = TypeVar("T")
 
+ENDS_IN_S = 3.0  # how long a released slot may take to end
 BACKOFF_S = (5.0, 60.0)  # the first and the longest pause of the net; jittered down to a half
 
 
@@ -170,6 +171,7 @@ class SlotBackend:
             await to_its_end(self._undo(run.post, starting, taken))
             raise
         child.add_done_callback(lambda ended: _on_end(run, permit, ended))
+        run.post.children[permit.resource, permit.ticket] = child
         return self._own(run, permit)
 
     async def _start(self, run: Run, taken: to.Taken) -> workflow.ChildWorkflowHandle[Any, Any] | None:
@@ -248,11 +250,21 @@ class SlotBackend:
 
     async def _give(self, giving: calls.Giving, *, wait: bool) -> bool:
         post, key = current().post, (self._terms.resource, giving.ticket)
-        slot = post.slots.get(key)
+        slot, child = post.slots.get(key), post.children.get(key)
         if giving.fence is not None and post.kept.get(key) == giving.fence:
             del post.kept[key], post.slots[key]
+            post.children.pop(key, None)
         release = Release(giving.ticket, giving.fence, call=post.call_name())
-        return await self._send(to.SlotCall(self._terms, slot, release=release, wait=wait))
+        if not wait or child is None:
+            return await self._send(to.SlotCall(self._terms, slot, release=release, wait=wait))
+        if child.done():
+            return False
+        # The end of a child is an event: were it to come in a task that ends the run, all that is done locally in that
+        # task would be done anew. So it is waited for, outside of the task that releases.
+        await self._send(to.SlotCall(self._terms, slot, release=release))
+        await workflow.wait([child], timeout=ENDS_IN_S)
+        ended = child.result() if child.done() and child.exception() is None else None
+        return ended is not None and ended.call == release.call
 
     async def _send(self, call: to.SlotCall) -> bool:
         """A release; where the local activity fails the server is left to deliver it."""
