@@ -44,8 +44,8 @@ class SequenceWorkflow:
     @workflow.init
     def __init__(self, state: State) -> None:
         self._resource, self._handling = state.resource, state.handling
-        self._batches = deque(state.batches)
-        self._seen = deque([*state.seen, *(batch.key for batch in state.batches)], SEEN_MAX)
+        self._batches = {batch.key: batch for batch in state.batches}
+        self._seen = deque(state.seen, SEEN_MAX)  # of those that are over
         self._handled = state.handled
         self._outcome = state.outcome or Outcome()
         self._bytes = sum(map(_size, state.batches)) + size_of(self._outcome.results)
@@ -67,7 +67,7 @@ class SequenceWorkflow:
                 if not self._batches:
                     await self._settled()
         except asyncio.CancelledError:
-            for batch in list(self._batches):
+            for batch in list(self._batches.values()):
                 self._end(batch, Failure("the sequence was cancelled", "Cancelled"))
             await self._settled()
             raise
@@ -81,27 +81,23 @@ class SequenceWorkflow:
     @workflow.signal(name=EXTEND)
     def extend(self, batch: Batch) -> None:
         """A workflow hands over items."""
-        if batch.key in self._seen:
+        if batch.key in self._seen or batch.key in self._batches:
             return
-        self._seen.append(batch.key)
-        self._batches.append(batch)
-        self._bytes += _size(batch)
+        self._add(batch)
         if self._bytes > BYTES_MAX:
             self._end(batch, Failure(f"more than {BYTES_MAX:,} bytes would wait; hand them over later", "QueueFull"))
 
     @workflow.signal(name=WITHDRAW)
     def withdraw(self, key: str) -> None:
         """A workflow takes back what is not done."""
-        for batch in [batch for batch in self._batches if batch.key == key]:
-            running = batch is self._batches[0]
-            self._end(batch, Failure("it was withdrawn", "Withdrawn"))
-            if running and self._current is not None:
-                self._current.cancel()
+        running = self._current is not None and key == next(iter(self._batches), None)
+        if self._take_out(key) and running and self._current is not None:
+            self._current.cancel()
 
     @workflow.signal(name=ASK)
     def ask(self, asked: Asked) -> None:
         """A workflow asks whether its items are known: another sequence of this resource may have had them."""
-        if asked.key not in self._seen:
+        if asked.key not in self._seen and asked.key not in self._batches:
             lost = Failure("the sequence that had it was ended from outside", "SequenceEnded")
             self._reply(asked.key, asked.reply_to, Outcome(failure=lost))
 
@@ -110,14 +106,10 @@ class SequenceWorkflow:
         """Appends one item and returns its result. An update that is sent again under its id is the same item."""
         info = workflow.current_update_info()
         key = info.id if info is not None else ""
-        if key not in self._seen:
-            self._seen.append(key)
-            self._batches.append(batch := Batch(key, [value_of(item.payload)], handling or self._handling))
-            self._bytes += _size(batch)
-        elif not any(batch.key == key for batch in self._batches):
-            raise ApplicationError(
-                f"update {key!r} was handled by an earlier run, which had its result", type="Handled"
-            )
+        if key in self._seen:
+            raise ApplicationError(f"update {key!r}: an earlier run handled it, and had its result", type="Handled")
+        if key not in self._batches:  # an earlier run may have had it, and not come to it
+            self._add(Batch(key, [value_of(item.payload)], handling or self._handling))
         await workflow.wait_condition(lambda: key in self._outcomes or self._continuing)
         if key not in self._outcomes:
             raise ApplicationError("the sequence continues as a new run: send it again under its id", type=CONTINUED)
@@ -134,14 +126,14 @@ class SequenceWorkflow:
     @workflow.query(name=PROGRESS)
     def progress(self) -> Progress:
         """How far it is."""
-        queued = sum(len(batch.items) - len(batch.results) for batch in self._batches)
+        queued = sum(len(batch.items) - len(batch.results) for batch in self._batches.values())
         return Progress(self._resource, self._handled, queued, self._current_id)
 
     # What is done
 
     async def _next(self) -> None:
         """Handles the next item, for as long as that takes; nothing else begins before it has ended."""
-        batch = self._batches[0]
+        batch = next(iter(self._batches.values()))
         handling, index = batch.handling, len(batch.results)
         self._current_id = f"{batch.key}:{index}"
         self._current = workflow.start_activity(
@@ -160,7 +152,7 @@ class SequenceWorkflow:
         try:
             result = await self._current
         except ActivityError as error:
-            if is_cancelled_exception(error) and batch in self._batches:
+            if is_cancelled_exception(error) and batch.key in self._batches:
                 raise asyncio.CancelledError from error
             self._end(batch, _failure(error))
         else:
@@ -170,7 +162,7 @@ class SequenceWorkflow:
 
     def _done(self, batch: Batch, result: Value) -> None:
         self._handled += 1
-        if batch not in self._batches:
+        if batch.key not in self._batches:
             return  # it was withdrawn meanwhile
         if self._bytes + (size := size_of([result])) > BYTES_MAX:
             self._end(batch, Failure("it was done, but its result is too large to be kept", "ResultTooLarge"))
@@ -182,10 +174,8 @@ class SequenceWorkflow:
 
     def _end(self, batch: Batch, failure: Failure | None) -> None:
         """A batch is over; whoever waits for it is told."""
-        if batch not in self._batches:
+        if not self._take_out(batch.key):
             return  # it was withdrawn
-        self._batches.remove(batch)
-        self._bytes -= _size(batch)
         outcome = Outcome(batch.results, failure)
         if batch.key == START:
             self._outcome = outcome
@@ -194,6 +184,18 @@ class SequenceWorkflow:
             self._reply(batch.key, batch.reply_to, outcome)
         else:
             self._outcomes[batch.key] = outcome
+
+    def _add(self, batch: Batch) -> None:
+        self._batches[batch.key] = batch
+        self._bytes += _size(batch)
+
+    def _take_out(self, key: str) -> bool:
+        batch = self._batches.pop(key, None)
+        if batch is None:
+            return False
+        self._seen.append(key)
+        self._bytes -= _size(batch)
+        return True
 
     def _reply(self, key: str, reply_to: str, outcome: Outcome) -> None:
         reply = asyncio.ensure_future(self._tell(key, reply_to, outcome))
@@ -214,7 +216,7 @@ class SequenceWorkflow:
         self._continuing = True  # the updates that wait fail, to be sent again
         await self._settled()
         state = State(
-            self._resource, self._handling, list(self._batches), list(self._seen), self._handled, self._outcome
+            self._resource, self._handling, list(self._batches.values()), list(self._seen), self._handled, self._outcome
         )
         workflow.continue_as_new(state)
 

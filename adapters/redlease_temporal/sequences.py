@@ -77,7 +77,7 @@ class State:
 
     Attributes:
         handling: Of items that are appended without one.
-        seen: The keys of batches that were taken, the latest.
+        seen: The keys of the latest batches that are over.
         handled: Items done by the runs before.
         outcome: Of the batch that the sequence was started with, should that be over.
     """

@@ -192,8 +192,8 @@ async def test_a_caller_is_terminated(client: Client, place: Place, book: str) -
 async def test_a_sequence_is_cancelled(client: Client, place: Place, book: str) -> None:
     """Callers are told of a sequence that was cancelled from outside, and the running item has ended before that."""
     handle = await handed(client, place, "a", [Item(0, book), Item(1, book, fails=-2), Item(2, book)])
-    other = await handed(client, place, "b", [Item(3, book)])
     await eventually(lambda: "begin 1" in trace(book))
+    other = await handed(client, place, "b", [Item(3, book)])
     await eventually(lambda: queued(client, book, 3))
     await run_of(client, book).cancel()
     assert await handle.result() == [0, -1, 1]
@@ -288,6 +288,35 @@ async def test_progress(ledger: Sequence, client: Client, book: str) -> None:
     assert (progress.handled, progress.queued, progress.current) == (1, 2, "start:1")
     await run_of(client, book).cancel()
     await eventually(lambda: trace(book)[-1] == "end 1")
+
+
+async def test_appends_meet_a_sequence_that_ends(ledger: Sequence, book: str) -> None:
+    """Each of 120 calls by three services has its result, though the sequence ends and is started anew between them."""
+
+    async def append(service: int) -> None:
+        for number in range(40):
+            index = 100 * service + number
+            assert (await ledger.append(Item(index, book))).index == index
+            if number % 3 == service:
+                await asyncio.sleep(0.03)  # long enough for the sequence to end
+
+    await asyncio.gather(*(append(service) for service in range(3)))
+    assert len(effects(book)) == 120
+    assert one_at_a_time(book)
+
+
+async def test_callers_meet_a_sequence_that_ends(client: Client, place: Place, book: str) -> None:
+    """Each of 48 workflows, four at a time, has its item done, though the sequence ends between them."""
+
+    async def hand_over(caller: int) -> None:
+        for number in range(12):
+            index = 100 * caller + number
+            handle = await handed(client, place, str(index), [Item(index, book)])
+            assert await handle.result() == [index]
+
+    await asyncio.gather(*(hand_over(caller) for caller in range(4)))
+    assert len([line for line in trace(book) if line.startswith("begin")]) == 48
+    assert one_at_a_time(book)
 
 
 # Over long lists, and deaths
