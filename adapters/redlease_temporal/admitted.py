@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from redlease import RedleaseError, wire
 
 from .admission import KEPT_MS
-from .owners import Fate, Look, Run
+from .owners import UNTOLD, Fate, Look, Run
 from .registry import Watch
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Admitted:
 
     def _on_look(self, look: Look) -> None:
         watch = self.watch
-        own = look.workflow_type == watch.metadata.get("workflow_type") and watch.chain in {"", look.chain}
+        same = watch.chain in {"", look.chain, UNTOLD} or look.chain == UNTOLD
+        own = same and look.workflow_type == watch.metadata.get("workflow_type")
         if look.fate is Fate.OPEN and own:
             if not watch.chain:
                 watch.chain = look.chain

@@ -35,6 +35,7 @@ from redlease import clock
 logger = logging.getLogger("redlease.temporal")
 
 SELDOM_MS, OFTEN_MS = 10_000.0, 1_000.0  # how often a run is looked at: while nobody waits for what it holds, and then
+UNTOLD = "?"  # the chain of a run, where the server is too old to tell
 SOON_MS = 50.0  # after which the end of a run is recorded
 PAGE = 200  # events a call
 CHAIN_MAX = 20  # successors followed in one look
@@ -202,7 +203,7 @@ class Owners:
         info = (await self._described(workflow_id, "")).workflow_execution_info
         if WorkflowExecutionStatus(info.status) != WorkflowExecutionStatus.RUNNING:
             return Look(Fate.CLOSED)
-        return Look(Fate.OPEN, info.execution.run_id, info.first_run_id, info.type.name)
+        return Look(Fate.OPEN, info.execution.run_id, info.first_run_id or UNTOLD, info.type.name)
 
     async def _described(self, workflow_id: str, run_id: str) -> DescribeWorkflowExecutionResponse:
         self.looks += 1

@@ -32,10 +32,11 @@ class PlaceWorkflow:
     @workflow.run
     async def run(self, entry: Entry) -> None:
         """Runs until the workflow that has the place is closed, or was not started in time."""
-        chain = await self._owner(entry, BEGINNING)
-        if chain:
-            workflow.upsert_memo({"chain": chain})
-            await self._owner(replace(entry, chain=chain), RUNNING)
+        if not entry.chain:
+            entry = replace(entry, chain=await self._owner(entry, BEGINNING))
+            workflow.upsert_memo({"chain": entry.chain})
+        if entry.chain:
+            await self._owner(entry, RUNNING)
 
     async def _owner(self, entry: Entry, asking: RetryPolicy) -> str:
         told: str = await workflow.execute_activity(

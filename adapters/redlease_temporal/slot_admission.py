@@ -14,7 +14,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, Wo
 from temporalio.service import RPCError, RPCStatusCode
 
 from .limited import Entry
-from .owners import Fate, Owners
+from .owners import UNTOLD, Fate, Owners
 from .place_workflow import OWNER, PLACE
 
 PROVISIONAL = timedelta(seconds=30)  # how long a place is kept for a start of which nothing more is heard
@@ -75,7 +75,8 @@ class SlotAdmission:
     async def admit(self, entry: Entry) -> bool:
         """Takes the place of a run, or finds the one that it has; whether there is one."""
         for place_id in _places(entry):
-            if await self._owner_of(place_id) == entry.workflow_id:
+            # Runs of that ID which are over, as when they were terminated by this start, had a place of their own.
+            if await self._owner_of(place_id, entry.chain) == entry.workflow_id:
                 return True
         return await self._take(entry) is not None
 
@@ -87,7 +88,7 @@ class SlotAdmission:
         runs = look.fate is Fate.OPEN and look.workflow_type == entry.workflow_type
         if runs and not entry.chain:
             return look.chain
-        gone = look.fate is not Fate.UNKNOWN and not (runs and look.chain == entry.chain)
+        gone = look.fate is not Fate.UNKNOWN and not (runs and look.chain in {entry.chain, UNTOLD})
         if gone and (entry.chain or info.current_attempt_scheduled_time - info.scheduled_time > PROVISIONAL):
             return ""
         raise ApplicationError("nothing has changed", type="Unchanged", category=ApplicationErrorCategory.BENIGN)
@@ -105,6 +106,7 @@ class SlotAdmission:
         return None
 
     async def _start(self, entry: Entry, place_id: str) -> Taken | None:
+        memo = {"workflow_id": entry.workflow_id, "workflow_type": entry.workflow_type}
         try:
             handle = await self._temporal.start_workflow(
                 PLACE,
@@ -112,7 +114,7 @@ class SlotAdmission:
                 id=place_id,
                 task_queue=self._task_queue,
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
-                memo={"workflow_id": entry.workflow_id, "workflow_type": entry.workflow_type},
+                memo=memo | {"chain": entry.chain} if entry.chain else memo,
                 static_summary=f"place of {entry.workflow_id}"[:200],
             )
         except WorkflowAlreadyStartedError:
@@ -129,7 +131,7 @@ class SlotAdmission:
         if owner is None:
             return
         if owner.status == WorkflowExecutionStatus.RUNNING:
-            first = owner.raw_description.workflow_execution_info.first_run_id
+            first = owner.raw_description.workflow_execution_info.first_run_id or UNTOLD
             over = owner.workflow_type != memo.get("workflow_type") or memo.get("chain", first) != first
         else:
             # Both times are the server's.
@@ -137,9 +139,15 @@ class SlotAdmission:
         if over:
             await self._end(place_id, place.run_id)
 
-    async def _owner_of(self, place_id: str) -> str | None:
+    async def _owner_of(self, place_id: str, chain: str = "") -> str | None:
+        """Who has a place; None when nobody has it, or runs of another chain than the one that is given."""
         place = await self._open(place_id)
-        return None if place is None else str(await place.memo_value("workflow_id", ""))
+        if place is None:
+            return None
+        memo = await place.memo()
+        if chain and memo.get("chain", chain) not in {chain, UNTOLD}:
+            return None
+        return str(memo.get("workflow_id", ""))
 
     async def _open(self, place_id: str) -> WorkflowExecutionDescription | None:
         place = await self._described(place_id)

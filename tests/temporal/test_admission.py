@@ -465,6 +465,17 @@ async def test_an_id_is_used_again(client: Client, place: Place, places: Semapho
     assert await seconds_until_free(places) < FREE_WITHIN
 
 
+async def test_a_run_is_replaced(client: Client, place: Place, places: Semaphore) -> None:
+    """A start that terminates the running workflow of its ID has its place, for as long as it runs."""
+    handle = await started(client, place, "one")
+    await handle.execute_update(Two.look)
+    handle = await started(client, place, "one", id_conflict_policy=WorkflowIDConflictPolicy.TERMINATE_EXISTING)
+    await handle.execute_update(Two.look)
+    await stays_taken(places, 1, 2.5)
+    await end(handle)
+    assert await seconds_until_free(places) < FREE_WITHIN
+
+
 # Losses
 
 

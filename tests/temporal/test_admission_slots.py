@@ -12,6 +12,7 @@ import pytest
 from limited_flows import Job, ParentBySlots, Two, TwoBySlots
 from temporal_tools import names_of, reset
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
+from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
@@ -241,6 +242,32 @@ async def test_an_id_is_used_again(starts: Starts) -> None:
     with pytest.raises(WorkflowConcurrencyLimitExceeded):
         await starts.start()
     await end(handle, other)
+
+
+async def test_a_run_is_replaced(starts: Starts, client: Client) -> None:
+    """A start that terminates the running workflow of its ID has one place, which is its own."""
+    other = await starts.start("other")
+    handle = await starts.start("one")
+    await eventually(lambda: has_place(client, starts, handle))
+    again = await starts.start("one", id_conflict_policy=WorkflowIDConflictPolicy.TERMINATE_EXISTING)
+    await again.execute_update(TwoBySlots.look)
+    await eventually(lambda: has_place(client, starts, again))
+    with pytest.raises(WorkflowConcurrencyLimitExceeded):
+        await starts.start()
+    await end(other, again)
+
+
+async def has_place(client: Client, starts: Starts, handle: WorkflowHandle[Any, Any]) -> bool:
+    """Tell whether there is an open place of just this chain of runs."""
+    for number in (0, 1):
+        place = client.get_workflow_handle(f"concurrency:TwoBySlots:{starts.task_queue}:{number}")
+        with contextlib.suppress(RPCError):
+            described = await place.describe()
+            memo = await described.memo()
+            running = described.status == WorkflowExecutionStatus.RUNNING
+            if running and memo.get("chain") == handle.first_execution_run_id:
+                return bool(memo["workflow_id"] == handle.id)
+    return False
 
 
 async def test_children(starts: Starts, client: Client, task_queue: str) -> None:
