@@ -9,7 +9,16 @@ from datetime import timedelta
 
 from temporalio import activity, workflow
 
-from redlease_temporal import AcquireTimeout, LeaseLost, Permit, lock, semaphore
+from redlease_temporal import (
+    AcquireTimeout,
+    LeaseLost,
+    Permit,
+    WorkflowConcurrencyLimitExceeded,
+    concurrency,
+    lock,
+    semaphore,
+    sequence,
+)
 
 SOON = timedelta(seconds=30)
 
@@ -125,4 +134,143 @@ class WithChild:
             return await workflow.execute_child_workflow(Child.run, hold.fence)
 
 
-WORKFLOWS = [ByHand, Child, HandOn, HoldLong, HoldOnce, WithChild]
+@workflow.defn
+class HoldBy:
+    """A hold on some backend around an activity, however long it has to be waited for."""
+
+    @workflow.run
+    async def run(self, backend: str, resource: str, timeout: float | None) -> str:
+        """Tell how it ended."""
+        try:
+            async with semaphore(resource, capacity=1, backend=backend).hold(timeout=timeout) as hold:
+                await workflow.execute_activity(fenced, hold.fence, start_to_close_timeout=SOON)
+                return "held"
+        except AcquireTimeout:
+            return "timed out"
+
+
+@workflow.defn
+class HandOnBy:
+    """A permit on some backend that is adopted after continue-as-new."""
+
+    @workflow.run
+    async def run(self, backend: str, resource: str, permit: Permit | None) -> int:
+        """Return the fence."""
+        pool = lock(resource, backend=backend)
+        if permit is None:
+            hold = await pool.hold()
+            workflow.continue_as_new(args=[backend, resource, hold.detach()])
+        async with await pool.adopt(permit) as hold:
+            return await workflow.execute_activity(fenced, hold.fence, start_to_close_timeout=SOON)
+
+
+@workflow.defn
+class ByHandBy:
+    """A permit on some backend as data."""
+
+    @workflow.run
+    async def run(self, backend: str, resource: str) -> list[bool]:
+        """Return what the calls said."""
+        pool = semaphore(resource, capacity=2, backend=backend)
+        permit = await pool.acquire(metadata={"why": "recorded"})
+        other = await pool.try_acquire()
+        refused = await pool.try_acquire()
+        assert other is not None
+        permit = await pool.renew(permit, lease=20)
+        snapshot = await pool.inspect()
+        return [
+            refused is None,
+            len(snapshot.holders) == 2,
+            await pool.check(permit),
+            await pool.release(permit),
+            await pool.check(permit),
+            await pool.release(other.ticket),
+        ]
+
+
+@workflow.defn
+class LoseBy:
+    """A hold on some backend that goes on until it is lost."""
+
+    def __init__(self) -> None:
+        self._holds = False
+
+    @workflow.query
+    def holds(self) -> bool:
+        """Tell whether it holds."""
+        return self._holds
+
+    @workflow.run
+    async def run(self, backend: str, resource: str) -> str:
+        """Tell how it ended."""
+        try:
+            async with lock(resource, backend=backend) as _:
+                self._holds = True
+                await workflow.wait_condition(lambda: False)
+        except LeaseLost:
+            return "lost"
+        return "held"
+
+
+@workflow.defn
+class InSequence:
+    """Items that are handed over to a resource's sequence."""
+
+    @workflow.run
+    async def run(self, resource: str, items: list[int]) -> list[int]:
+        """Return the results."""
+        return await sequence(resource, items, fenced, start_to_close_timeout=SOON)
+
+
+@concurrency(max=1)
+@workflow.defn
+class Limited:
+    """One at a time."""
+
+    def __init__(self) -> None:
+        self._proceed = False
+
+    @workflow.signal
+    def proceed(self) -> None:
+        """Let it go on."""
+        self._proceed = True
+
+    @workflow.run
+    async def run(self) -> str:
+        """Wait for the signal."""
+        await workflow.wait_condition(lambda: self._proceed)
+        return "done"
+
+
+@concurrency(max=1, backend="slots")
+@workflow.defn
+class LimitedBySlots:
+    """One at a time, without Redis."""
+
+    @workflow.run
+    async def run(self) -> str:
+        """Take a while."""
+        await workflow.sleep(1)
+        return "done"
+
+
+@workflow.defn
+class WithLimitedChildren:
+    """A child that is started, and one that is refused."""
+
+    @workflow.run
+    async def run(self) -> list[str]:
+        """Return how it went."""
+        first = await workflow.start_child_workflow(Limited.run)
+        try:
+            await workflow.start_child_workflow(Limited.run)
+        except WorkflowConcurrencyLimitExceeded:
+            await first.signal(Limited.proceed)
+            return [await first, "refused"]
+        return []
+
+
+WORKFLOWS = [
+    *(ByHand, ByHandBy, Child, HandOn, HandOnBy, HoldBy, HoldLong, HoldOnce, LoseBy, WithChild),
+    *(InSequence, Limited, LimitedBySlots, WithLimitedChildren),
+]

@@ -48,18 +48,47 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ADAPTER = Path(redlease_temporal.__file__).parent
 ADAPTER_ROWS = (
     {"calls", "errors", "settings"},
-    {"run", "registry"},
-    {"hold"},
+    {"coordinator_calls", "registry"},
+    {"slot_calls", "wishes"},
+    {"bookkeeping", "post"},
+    {"run"},
+    {"backend", "hold"},
+    {"limited", "sequences"},
+    {"place_workflow", "sequence_workflow"},
+    {"redis_backend", "coordinator_backend", "slot_backend"},
     {"primitives"},
+    {"coordinator", "slot"},
     {"owners", "turns"},
-    {"watcher"},
+    {"coordinator_activities", "slot_activities", "usher"},
+    {"keepers"},
+    {"admission", "slot_admission"},
+    {"watcher", "admitted"},
     {"relay"},
     {"activities", "exclusive"},
-    {"interceptors"},
+    {"interceptors", "admission_client"},
     {"worker"},
-    {"testing"},
+    {"testing", "sequence_client", "outside"},
 )
-WORKFLOW_SIDE = {"", "calls", "errors", "run", "hold", "primitives"}
+WORKFLOW_SIDE = {
+    "",
+    "calls",
+    "coordinator_calls",
+    "errors",
+    "post",
+    "run",
+    "hold",
+    "backend",
+    "redis_backend",
+    "coordinator_backend",
+    "slot_backend",
+    "slot_calls",
+    "wishes",
+    "primitives",
+    "limited",
+    "place_workflow",
+    "sequences",
+    "sequence_workflow",
+}
 # What these may import of the core: plain data, errors and checks.
 PLAIN = {"errors", "models", "limits"}
 

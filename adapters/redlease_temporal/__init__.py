@@ -5,15 +5,23 @@ Workflow code imports from here; the worker and the client take their plugin fro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from temporalio.exceptions import ApplicationError
 
 from redlease import limits
 from redlease.models import Permit, Snapshot, Waiter
 
+from .backend import Backend
 from .calls import Terms
+from .coordinator_backend import CoordinatorBackend
 from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable, Withdrawn
 from .hold import Hold
+from .limited import WorkflowConcurrencyLimitExceeded, concurrency
 from .primitives import Duration, Lock, Semaphore, misuse
+from .redis_backend import RedisBackend
+from .sequences import SequenceFailed, sequence
+from .slot_backend import SlotBackend
 
 __all__ = [
     "AcquireTimeout",
@@ -24,19 +32,34 @@ __all__ = [
     "Permit",
     "QueueFull",
     "Semaphore",
+    "SequenceFailed",
     "Snapshot",
     "Unavailable",
     "Waiter",
     "Withdrawn",
+    "WorkflowConcurrencyLimitExceeded",
+    "concurrency",
     "lock",
     "semaphore",
+    "sequence",
 ]
 
 
-def _terms(name: str, capacity: int, lease: Duration, max_waiters: int | None, backend: str) -> Terms:
-    if backend != "redis":
-        message = f"backend must be 'redis', not {backend!r}"
+BACKENDS: dict[str, Callable[[Terms], Backend]] = {
+    "redis": RedisBackend,
+    "slots": SlotBackend,
+    "coordinator": CoordinatorBackend,
+}
+
+
+def _backend(name: str, terms: Terms) -> Backend:
+    if name not in BACKENDS:
+        message = f"backend must be one of {', '.join(map(repr, BACKENDS))}, not {name!r}"
         raise ApplicationError(message, type="ValueError", non_retryable=True)
+    return BACKENDS[name](terms)
+
+
+def _terms(name: str, capacity: int, lease: Duration, max_waiters: int | None) -> Terms:
     return Terms(
         misuse(limits.checked_text, "resource name", name, limits.NAME_BYTES_MAX),
         misuse(limits.checked_count, "capacity", capacity),
@@ -52,9 +75,11 @@ def lock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, b
         name: Of the resource, at most 512 bytes. Services that use `redlease` with the same Redis share it.
         lease: How long a permit stays valid without renewal.
         max_waiters: `QueueFull` is raised at once when so many wait.
-        backend: What keeps it: "redis".
+        backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Two of them exclude nothing between
+            them.
     """
-    return Lock(_terms(name, 1, lease, max_waiters, backend))
+    terms = _terms(name, 1, lease, max_waiters)
+    return Lock(terms, _backend(backend, terms))
 
 
 def semaphore(
@@ -72,6 +97,8 @@ def semaphore(
         capacity: Units that may be held at once. A value that differs from the one last declared replaces it.
         lease: How long a permit stays valid without renewal.
         max_waiters: `QueueFull` is raised at once when so many wait.
-        backend: What keeps it: "redis".
+        backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Two of them exclude nothing between
+            them.
     """
-    return Semaphore(_terms(name, capacity, lease, max_waiters, backend))
+    terms = _terms(name, capacity, lease, max_waiters)
+    return Semaphore(terms, _backend(backend, terms))

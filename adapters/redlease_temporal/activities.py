@@ -11,11 +11,13 @@ from temporalio.exceptions import ApplicationError
 from redlease import RedleaseError, Unavailable
 from redlease.models import Permit, Snapshot
 
-from . import calls
+from . import calls, limited
 from .errors import failure
-from .relay import Relay
+from .relay import AT_ONCE_S, Relay
 
 T = TypeVar("T")
+
+PATIENCE_S = 5.0  # how long one attempt of a remote activity waits for Redis
 
 
 async def _told(work: Awaitable[T]) -> T:
@@ -38,17 +40,25 @@ class Activities:
     """
 
     def __init__(self, relay: Relay) -> None:
-        self._relay = relay
+        self._given = relay
+
+    @property
+    def _relay(self) -> Relay:
+        return self._given.with_redis()
+
+    def _for(self, entry: limited.Entry) -> Relay:
+        return self._relay if entry.backend == "redis" else self._given
 
     @property
     def local(self) -> list[Callable[..., Any]]:
         """For workers that run workflows."""
-        return [self.enqueue, self.release, self.renew, self.adopt, self.check, self.inspect]
+        locks: list[Callable[..., Any]] = [self.enqueue, self.release, self.renew, self.adopt, self.check, self.inspect]
+        return [*locks, self.reserve, self.forgo, self.admit]
 
     @property
     def remote(self) -> list[Callable[..., Any]]:
         """For the internal worker."""
-        return [self.wait, self.release_later]
+        return [self.wait, self.release_later, self.reserve_later, self.admit_later, self._given.slots.owner]
 
     @activity.defn(name=calls.ENQUEUE)
     async def enqueue(self, wish: calls.Wish) -> calls.Standing:
@@ -93,6 +103,31 @@ class Activities:
     async def inspect(self, inspecting: calls.Inspecting) -> Snapshot:
         """Looks at a resource."""
         return await _told(self._relay.inspect(inspecting))
+
+    @activity.defn(name=limited.RESERVE)
+    async def reserve(self, entry: limited.Entry) -> bool:
+        """Takes a place for a child workflow."""
+        return await _told(self._for(entry).reserve(entry, limit_s=AT_ONCE_S))
+
+    @activity.defn(name=limited.LATER[limited.RESERVE])
+    async def reserve_later(self, entry: limited.Entry) -> bool:
+        """Takes a place for a child workflow, tried until Redis can be reached."""
+        return await _told(self._for(entry).reserve(entry, limit_s=PATIENCE_S))
+
+    @activity.defn(name=limited.FORGO)
+    async def forgo(self, entry: limited.Entry) -> bool:
+        """Gives back the place of a child workflow that was not started."""
+        return await _told(self._for(entry).forgo(entry))
+
+    @activity.defn(name=limited.ADMIT)
+    async def admit(self, entry: limited.Entry) -> bool:
+        """Takes the place of this run, as far as Redis can be reached at once."""
+        return await _told(self._for(entry).admit(entry, limit_s=AT_ONCE_S))
+
+    @activity.defn(name=limited.LATER[limited.ADMIT])
+    async def admit_later(self, entry: limited.Entry) -> bool:
+        """Takes the place of this run, tried until Redis can be reached."""
+        return await _told(self._for(entry).admit(entry, limit_s=PATIENCE_S))
 
 
 def _complete_later() -> NoReturn:

@@ -26,6 +26,9 @@ RELEASE_LATER = "redlease.release_later"
 
 LOST_SIGNAL = "redlease.lost"
 GRANTED_SIGNAL = "redlease.granted"
+REFUSED_SIGNAL = "redlease.refused"
+CONFIRM_SIGNAL = "redlease.confirm"
+FREE_SIGNAL = "redlease.free"
 HEADER = "redlease"
 
 # The shapes of the commands that an acquire makes; workflow code branches on the one that its history began with.
@@ -87,9 +90,33 @@ class Standing:
 
 @dataclass(frozen=True)
 class Granted:
-    """What the signal of a grant says."""
+    """What the signal of a grant says.
+
+    `request`: what was asked for, and `keeper`: the workflow that has granted it; empty where Redis did.
+    """
 
     permit: Permit
+    request: str = ""
+    keeper: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What the signal of a refusal says."""
+
+    request: str
+    error: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """Asks a run that came out of a reset whether it holds what the run before it held."""
+
+    resource: str
+    ticket: str
+    fence: int
+    keeper: str
 
 
 @dataclass(frozen=True)
@@ -163,8 +190,18 @@ class Lost:
 
 @dataclass(frozen=True)
 class Guard:
-    """A permit without which an activity must not begin."""
+    """A permit without which an activity must not begin.
+
+    `kept_by`: the workflow that keeps it; empty: Redis does. `until_ms`: the end of the lease that its holder knows of.
+    """
 
     resource: str
     ticket: str
     fence: int
+    kept_by: str = ""
+    until_ms: int = 0
+
+    def texts(self) -> list[str | int]:
+        """The guard as it stands in a header."""
+        texts: list[str | int] = [self.resource, self.ticket, self.fence]
+        return [*texts, self.kept_by, self.until_ms] if self.kept_by else texts

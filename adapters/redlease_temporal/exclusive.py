@@ -140,7 +140,7 @@ async def _held(rule: _Rule, terms: Terms) -> AsyncIterator[None]:
     if relay is None:
         message = "redlease: this worker does not know of locks. Give RedleasePlugin to its client or worker"
         raise ApplicationError(message, type="RuntimeError", non_retryable=True)
-    semaphore = relay.semaphore(terms)
+    semaphore = relay.with_redis().semaphore(terms)
     hold = await _turn(relay, rule, semaphore)
     token = _hold.set(hold)
     try:

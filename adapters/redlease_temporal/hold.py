@@ -55,8 +55,16 @@ class Hold:
     the run has been told; `await pool.check(permit)` asks Redis.
     """
 
-    def __init__(self, run: Run, permit: Permit, release: Callable[[Permit], Awaitable[bool]], on_lost: OnLost) -> None:
+    def __init__(
+        self,
+        run: Run,
+        permit: Permit,
+        release: Callable[[Permit], Awaitable[bool]],
+        on_lost: OnLost,
+        kept_by: str = "",
+    ) -> None:
         self.permit = permit
+        self.kept_by = kept_by
         self.lost = False
         self._run = run
         self._release = release
@@ -77,7 +85,7 @@ class Hold:
     @property
     def guard(self) -> Guard | None:
         """What an activity begun now needs; None once the hold is given up."""
-        return None if self._ended else Guard(self.permit.resource, self.permit.ticket, self.permit.fence)
+        return None if self._ended else self._as_guard()
 
     def check(self) -> None:
         """Raises `LeaseLost` if the run knows that the permit is no longer held."""
@@ -125,7 +133,11 @@ class Hold:
         self._run.holds.pop((self.permit.resource, self.permit.ticket), None)
 
     def _loss(self, why: str) -> LeaseLost:
-        return lease_lost(Guard(self.permit.resource, self.permit.ticket, self.permit.fence), why)
+        return lease_lost(self._as_guard(), why)
+
+    def _as_guard(self) -> Guard:
+        permit = self.permit
+        return Guard(permit.resource, permit.ticket, permit.fence, self.kept_by, permit.expires_at_ms)
 
     # The block
 

@@ -34,8 +34,11 @@ from redlease import RedleaseError
 from . import calls
 from .errors import LeaseLost, failure
 from .exclusive import relay_here
+from .keepers import keeper_has
+from .limited import admit, rule_of, start_within, wanted
 from .relay import Relay
 from .run import Run, enter, read_guards, with_guards
+from .slot_calls import Free
 
 T = TypeVar("T")
 
@@ -49,7 +52,11 @@ class RelayInterceptor(Interceptor):
         self._relay = relay
         new_run = functools.partial(Run, task_queue, wait_attempt_s)
         # The SDK makes one of these for each workflow, with no other arguments than its own.
-        self._workflow_class = type("LockedWorkflow", (_LockedWorkflow,), {"new_run": staticmethod(new_run)})
+        members = {
+            "new_run": staticmethod(new_run),
+            "closing": staticmethod(_nobody if relay is None else relay.closing),
+        }
+        self._workflow_class = type("LockedWorkflow", (_LockedWorkflow,), members)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002
         return next if self._relay is None else _GuardedActivities(next, self._relay)
@@ -58,8 +65,13 @@ class RelayInterceptor(Interceptor):
         return self._workflow_class
 
 
+def _nobody(_: str) -> None:
+    """Where histories are replayed, nobody is told."""
+
+
 class _LockedWorkflow(WorkflowInboundInterceptor):
     new_run: Callable[[], Run]
+    closing: Callable[[str], None]
 
     def init(self, outbound: WorkflowOutboundInterceptor) -> None:
         self._run = self.new_run()
@@ -68,19 +80,43 @@ class _LockedWorkflow(WorkflowInboundInterceptor):
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002
         self._run.inherited = read_guards(input.headers)
         enter(self._run)
-        workflow.set_signal_handler(calls.LOST_SIGNAL, self._run.on_lost)
-        workflow.set_signal_handler(calls.GRANTED_SIGNAL, self._run.on_granted)
-        return await super().execute_workflow(input)
+        for name, (_, handle) in self._signals().items():
+            workflow.set_signal_handler(name, handle)
+        info = workflow.info()
+        rule = rule_of(info.workflow_type)
+        if rule is None:
+            return await super().execute_workflow(input)
+        await admit(rule, input.args)
+        try:
+            result = await super().execute_workflow(input)
+        except (Exception, asyncio.CancelledError):
+            self._close(info.workflow_id)
+            raise
+        self._close(info.workflow_id)
+        return result
+
+    def _close(self, workflow_id: str) -> None:
+        if not workflow.unsafe.is_replaying():  # the relay hears of it, and no history does
+            self.closing(workflow_id)
 
     async def handle_signal(self, input: HandleSignalInput) -> None:  # noqa: A002
         enter(self._run)
-        # Before the handler above stands, a dynamic one of the user's would get this signal.
-        if input.signal == calls.LOST_SIGNAL:
-            self._run.on_lost(_said(input.args, calls.Lost))
-        elif input.signal == calls.GRANTED_SIGNAL:
-            self._run.on_granted(_said(input.args, calls.Granted))
+        # Before the handlers above stand, a dynamic one of the user's would get these signals.
+        if input.signal in (own := self._signals()):
+            kind, handle = own[input.signal]
+            handle(_said(input.args, kind))
         else:
             await super().handle_signal(input)
+
+    def _signals(self) -> dict[str, tuple[type, Callable[[Any], None]]]:
+        run = self._run
+        return {
+            calls.LOST_SIGNAL: (calls.Lost, run.on_lost),
+            calls.GRANTED_SIGNAL: (calls.Granted, run.on_granted),
+            calls.REFUSED_SIGNAL: (calls.Refused, run.post.on_refused),
+            calls.CONFIRM_SIGNAL: (calls.Confirm, run.post.on_confirm),
+            calls.FREE_SIGNAL: (Free, run.post.on_free),
+        }
 
     async def handle_update_handler(self, input: HandleUpdateInput) -> Any:  # noqa: A002
         enter(self._run)
@@ -110,9 +146,15 @@ class _Guarding(WorkflowOutboundInterceptor):
 
     async def start_child_workflow(self, input: StartChildWorkflowInput) -> workflow.ChildWorkflowHandle[Any, Any]:  # noqa: A002
         # A child that is to outlive its parent's run is not meant to end with its parent's permit.
-        if input.parent_close_policy != workflow.ParentClosePolicy.ABANDON:
+        own = input.workflow.startswith(OWN)
+        if not own and input.parent_close_policy != workflow.ParentClosePolicy.ABANDON:
             input.headers = with_guards(input.headers)
-        return await super().start_child_workflow(input)
+        rule = rule_of(input.workflow)
+        start = functools.partial(super().start_child_workflow, input)
+        if rule is None:
+            return await start()
+        handle: workflow.ChildWorkflowHandle[Any, Any] = await start_within(wanted(rule, input.id, input.args), start)
+        return handle
 
 
 class _GuardedActivities(ActivityInboundInterceptor):
@@ -129,7 +171,7 @@ class _GuardedActivities(ActivityInboundInterceptor):
 
     async def _check(self, guard: calls.Guard) -> None:
         try:
-            held = await self._relay.held(guard.resource, guard.ticket, guard.fence)
+            held = await self._held(guard)
         except RedleaseError as error:
             raise failure(error, retryable=True) from error
         if not held:
@@ -140,3 +182,11 @@ class _GuardedActivities(ActivityInboundInterceptor):
                 type=LeaseLost.__name__,
                 non_retryable=True,
             )
+
+    async def _held(self, guard: calls.Guard) -> bool:
+        if guard.kept_by:
+            info = activity.info()
+            # Both are times of the Temporal server: no permit lapses within the lease that its holder has been told.
+            within = not info.is_local and info.started_time.timestamp() * 1000 < guard.until_ms
+            return within or await keeper_has(self._relay.temporal, guard)
+        return await self._relay.with_redis().held(guard.resource, guard.ticket, guard.fence)

@@ -23,6 +23,8 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflowservice.v1 import (
     DescribeWorkflowExecutionRequest,
+    DescribeWorkflowExecutionResponse,
+    GetClusterInfoRequest,
     GetWorkflowExecutionHistoryReverseRequest,
 )
 from temporalio.client import Client, WorkflowExecutionStatus
@@ -33,9 +35,22 @@ from redlease import clock
 logger = logging.getLogger("redlease.temporal")
 
 SELDOM_MS, OFTEN_MS = 10_000.0, 1_000.0  # how often a run is looked at: while nobody waits for what it holds, and then
+UNTOLD = "?"  # the chain of a run, where the server is too old to tell
+SOON_MS = 50.0  # after which the end of a run is recorded
 PAGE = 200  # events a call
 CHAIN_MAX = 20  # successors followed in one look
 ANSWER = timedelta(seconds=5)  # how long a call may take: a server that has stopped leaves it without any reply
+
+
+async def cluster_of(client: Client) -> str:
+    """What tells this Temporal cluster from others that use the same Redis."""
+    try:
+        info = await client.workflow_service.get_cluster_info(GetClusterInfoRequest())
+    except RPCError as error:
+        if error.status not in {RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED}:
+            raise  # a relay that called the cluster by another name would not find the others
+        return client.service_client.config.target_host
+    return info.cluster_id
 
 
 class Fate(Enum):
@@ -53,9 +68,11 @@ class Look(NamedTuple):
 
     fate: Fate
     open_run_id: str = ""
+    chain: str = ""  # the first run of the chain that the open one is of, where the latest run was asked for
+    workflow_type: str = ""
 
 
-Run = tuple[str, str]  # workflow id, run id
+Run = tuple[str, str]  # workflow id, run id; an empty one is whichever run is the latest
 
 
 @dataclass(slots=True)
@@ -109,6 +126,14 @@ class Owners:
             entry.often = often
             self._plan(entry)
 
+    def look_soon(self, run: Run) -> None:
+        """The run is about to close."""
+        entry = self._entries.get(run)
+        if entry is not None:
+            entry.due_ms = clock.now_ms() + SOON_MS
+            heapq.heappush(self._heap, (entry.due_ms, next(self._order), entry.run))
+            self._changed.set()
+
     def unknown_ms(self, run: Run) -> float:
         """For how long the server has not said how the run stands."""
         entry = self._entries.get(run)
@@ -155,6 +180,8 @@ class Owners:
         workflow_id, run_id = run
         fate = Fate.OPEN
         try:
+            if not run_id:
+                return await self._latest(workflow_id)
             for _ in range(CHAIN_MAX):
                 status, reset_run_id, latest = await self._describe(workflow_id, run_id)
                 if status == WorkflowExecutionStatus.RUNNING:
@@ -171,14 +198,22 @@ class Owners:
             logger.warning("workflow %r: the Temporal server did not say how it stands: %s", workflow_id, error)
         return Look(Fate.UNKNOWN)
 
-    async def _describe(self, workflow_id: str, run_id: str) -> tuple[WorkflowExecutionStatus, str, str]:
-        """How one run stands, the run that it was reset to, and the run that it continued as."""
+    async def _latest(self, workflow_id: str) -> Look:
+        """How the latest run of a workflow stands, whatever chain of runs it is of."""
+        info = (await self._described(workflow_id, "")).workflow_execution_info
+        if WorkflowExecutionStatus(info.status) != WorkflowExecutionStatus.RUNNING:
+            return Look(Fate.CLOSED)
+        return Look(Fate.OPEN, info.execution.run_id, info.first_run_id or UNTOLD, info.type.name)
+
+    async def _described(self, workflow_id: str, run_id: str) -> DescribeWorkflowExecutionResponse:
         self.looks += 1
         execution = WorkflowExecution(workflow_id=workflow_id, run_id=run_id)
         request = DescribeWorkflowExecutionRequest(namespace=self._client.namespace, execution=execution)
-        described = await self._client.workflow_service.describe_workflow_execution(
-            request, retry=False, timeout=ANSWER
-        )
+        return await self._client.workflow_service.describe_workflow_execution(request, retry=False, timeout=ANSWER)
+
+    async def _describe(self, workflow_id: str, run_id: str) -> tuple[WorkflowExecutionStatus, str, str]:
+        """How one run stands, the run that it was reset to, and the run that it continued as."""
+        described = await self._described(workflow_id, run_id)
         status = WorkflowExecutionStatus(described.workflow_execution_info.status)
         reset_run_id = described.workflow_extended_info.reset_run_id
         latest = ""

@@ -38,6 +38,7 @@ class Watch:
         arrival: Its sequence in the queue, which it has again after its place lapsed; 0 when it never queued.
         fence: Of the permit; 0 while it waits.
         recorded: Whether the run's history has the grant.
+        admission: Whether it is the place of a workflow whose number is limited.
     """
 
     terms: Terms
@@ -63,6 +64,7 @@ class Watch:
     capacity: int = 0
     recorded: bool = False
     retry_lease_ms: int | None = None
+    admission: bool = False
 
     @property
     def id(self) -> str:
@@ -102,7 +104,8 @@ PUT = _script("put", "relay watch text generation")
 DROP = _script("drop", "relay watch channel")
 INHERIT = _script("inherit", "relay from")
 SAY = _script("say", "channel message")
-SCRIPTS = (BEAT, CLAIM, PUT, DROP, INHERIT, SAY)
+LAY = _script("lay", "relay watch text channel")
+SCRIPTS = (BEAT, CLAIM, PUT, DROP, INHERIT, SAY, LAY)
 
 
 class Beat(NamedTuple):
@@ -138,6 +141,10 @@ class Registry:
         """Makes a watch this relay's; as it was written before, if it was."""
         values = await self._call(CLAIM, self.relay, watch.id, watch.text(), CLAIM_MS, self.channel, limit_ms=limit_ms)
         return Watch.read(values[0])
+
+    async def lay(self, watch: Watch) -> bool:
+        """Leaves a watch to the relays, should none have it; for somebody who is none himself."""
+        return bool((await self._call(LAY, self.relay, watch.id, watch.text(), self.channel))[0])
 
     async def put(self, watch: Watch) -> bool:
         """Writes down how a watch stands; False when it is no longer this relay's.

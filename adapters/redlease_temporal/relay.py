@@ -15,9 +15,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from temporalio import activity
-from temporalio.api.workflowservice.v1 import GetClusterInfoRequest
 from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.exceptions import ApplicationError
 
 from redlease import Redlease, RedleaseError, Withdrawn, clock, limits, wire
 from redlease.hold import lease_lost
@@ -28,9 +27,13 @@ from redlease.semaphore import GONE, Semaphore
 from redlease.waiting import Room
 
 from . import calls
-from .owners import Owners
+from .admission import Admission
+from .admitted import Admitted
+from .limited import Entry, WorkflowConcurrencyLimitExceeded
+from .owners import Owners, cluster_of
 from .registry import SCRIPTS, Registry, Watch, digest
 from .settings import Settings
+from .slot_admission import SlotAdmission
 from .turns import Turns
 from .watcher import Watcher
 
@@ -57,9 +60,10 @@ class Relay:
         self.prefix = settings.prefix
         self.name = secrets.token_hex(8)
         self._users = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._watchers: dict[str, Watcher] = {}
+        self._watchers: dict[str, Watcher | Admitted] = {}
         self._changed = asyncio.Event()
         self._unheard = asyncio.Event()
         self.turns = Turns(self.spawn)
@@ -69,6 +73,8 @@ class Relay:
         self.client: Redlease
         self.room: Room
         self.registry: Registry
+        self.admission: Admission
+        self.slots: SlotAdmission
         self.owners: Owners
 
     # Life
@@ -89,35 +95,51 @@ class Relay:
                     await self._end()
 
     async def _start(self) -> None:
+        self.owners = Owners(self.temporal, self.settings.looks_per_second)
+        self.slots = SlotAdmission(self.temporal, self.settings.task_queue_of(self.temporal), self.owners)
+        if self.settings.make_client is not None:
+            await self._connect(self.settings.make_client())
+        await self._around.enter_async_context(self.around())
+
+    async def _connect(self, client: Redlease) -> None:
         self._changed = asyncio.Event()  # of this event loop
-        self.client = self.settings.make_client()
+        self._loop = asyncio.get_running_loop()
+        self.client = client
         self.room = self.client.room
         connection = self.room.connection
         connection.scripts = (*wire.SCRIPTS, *SCRIPTS)
-        group = digest(await self._cluster(), self.temporal.namespace, self.settings.group_of(self.temporal))
+        group = digest(await cluster_of(self.temporal), self.temporal.namespace, self.settings.group_of(self.temporal))
         self.registry = Registry(connection, self.prefix, group, self.name)
-        self.owners = Owners(self.temporal, self.settings.looks_per_second)
+        self.admission = Admission(
+            *(self.room, self.registry, self.owners),
+            prefix=self.prefix,
+            namespace=self.temporal.namespace,
+            idle_ttl_ms=self.settings.idle_ttl_ms,
+        )
         self.room.watchers.add(self._changed)
         await connection.subscribe(self.registry.channel, self._on_message)
         connection.start()
         self.spawn(self._beat())
         self.spawn(self._find_unheard())
         self.spawn(self.owners.run())
-        await self._around.enter_async_context(self.around())
 
-    async def _cluster(self) -> str:
-        """What tells this Temporal cluster from others that use the same Redis."""
-        try:
-            info = await self.temporal.workflow_service.get_cluster_info(GetClusterInfoRequest())
-        except RPCError as error:
-            if error.status not in {RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED}:
-                raise  # a relay that called the cluster by another name would not find the others
-            return self.temporal.service_client.config.target_host
-        return info.cluster_id
+    def with_redis(self) -> Relay:
+        """This relay, where the plugin was given a Redis; an error that tells of it where not."""
+        if self.settings.make_client is None:
+            message = (
+                "redlease: the plugin was given no Redis, which backend='redis', @exclusive and @concurrency need: "
+                "RedleasePlugin('redis://...'), or take backend='coordinator' or 'slots'"
+            )
+            raise ApplicationError(message, type="ValueError", non_retryable=True)
+        return self
 
     async def _end(self) -> None:
         """Leaves everything to the other relays, with as much time as there can be for them to take it."""
         await self._around.aclose()
+        if self.settings.make_client is not None:
+            await self._leave()
+
+    async def _leave(self) -> None:
         watchers = list(self._watchers.values())
         for watcher in watchers:
             watcher.stop()
@@ -192,9 +214,12 @@ class Relay:
         while more:
             more, watches = await self.registry.inherit(lapsed)
             for watch in watches:
-                self.tend(Watcher(self, watch))
+                self.tend(self._tending(watch))
 
-    async def _verify(self, watcher: Watcher) -> None:
+    def _tending(self, watch: Watch) -> Watcher | Admitted:
+        return Admitted(self, watch) if watch.admission else Watcher(self, watch)
+
+    async def _verify(self, watcher: Watcher | Admitted) -> None:
         """Looks whether it is still this relay's: it may have had the same one anew since the message was sent."""
         if not await self.registry.put(watcher.watch):
             self.forget(watcher)
@@ -214,7 +239,7 @@ class Relay:
 
     # Watchers
 
-    def tend(self, watcher: Watcher) -> None:
+    def tend(self, watcher: Watcher | Admitted) -> None:
         """Tends a watch from now on, in place of whoever did here."""
         before = self._watchers.get(watcher.watch.id)
         if before is not None:
@@ -225,7 +250,7 @@ class Relay:
         self._watchers[watcher.watch.id] = watcher
         watcher.start()
 
-    def forget(self, watcher: Watcher) -> None:
+    def forget(self, watcher: Watcher | Admitted) -> None:
         """Tends it no longer."""
         if self._watchers.get(watcher.watch.id) is watcher:
             del self._watchers[watcher.watch.id]
@@ -268,6 +293,59 @@ class Relay:
         )
         leaving.start(clock.now_ms())
         return await future
+
+    # Places
+
+    async def reserve(self, entry: Entry, *, limit_s: float) -> bool:
+        """Takes a place for a child that is to be started; whether it may be."""
+        try:
+            if entry.backend == "slots":
+                await self.slots.reserve(entry)
+                return True
+            async with self._heard_of(), asyncio.timeout(limit_s):
+                watch = await self.admission.reserve(entry)
+                if watch is not None:
+                    await self.registry.claim(watch)
+        except WorkflowConcurrencyLimitExceeded:
+            return False
+        if watch is not None:
+            self.tend(Admitted(self, watch))
+        return True
+
+    async def forgo(self, entry: Entry) -> bool:
+        """The child was not started."""
+        if entry.backend == "slots":
+            await self.slots.forgo(entry)
+            return True
+        async with asyncio.timeout(AT_ONCE_S):
+            await self.admission.forgo(entry)
+        return True
+
+    async def admit(self, entry: Entry, *, limit_s: float) -> bool:
+        """Takes the place of a run; whether there is one."""
+        if entry.backend == "slots":
+            return await self.slots.admit(entry)
+        async with self._heard_of(), asyncio.timeout(limit_s):
+            watch = await self.admission.admit(entry)
+        if watch is not None:
+            self.tend(Admitted(self, watch))
+        return watch is not None
+
+    @contextlib.asynccontextmanager
+    async def _heard_of(self) -> AsyncIterator[None]:
+        """What is written down and then left over an error is looked after."""
+        try:
+            yield
+        except WorkflowConcurrencyLimitExceeded:
+            raise
+        except BaseException:
+            self._unheard.set()
+            raise
+
+    def closing(self, workflow_id: str) -> None:
+        """A run of a workflow is about to close; called from the thread that it runs in."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.owners.look_soon, (workflow_id, ""))
 
     # What the activities ask for
 
@@ -318,7 +396,7 @@ class Relay:
                 continue
             for watch in watches:
                 if watch.id not in self._watchers:
-                    self.tend(Watcher(self, watch))
+                    self.tend(self._tending(watch))
 
     async def enqueue(self, wish: calls.Wish) -> calls.Standing:
         """Queues a request; how it stands. Waits for Redis less than a second."""

@@ -15,11 +15,13 @@ from temporalio import workflow
 from temporalio.api.common.v1 import Payload
 from temporalio.exceptions import ApplicationError
 
+from redlease import limits
 from redlease.models import Permit
 
 from .calls import HEADER, Granted, Guard, Lost
+from .post import Post
 
-TICKET_BYTES_MAX = 256
+TICKET_BYTES_MAX = limits.TICKET_BYTES_MAX
 
 
 class Held(Protocol):
@@ -37,7 +39,8 @@ class Held(Protocol):
 class Run:
     """The state of one run.
 
-    `task_queue`: of the internal worker; `wait_attempt_s`: see `Settings`; `inherited`: what its parent began it under.
+    `task_queue`: of the internal worker; `wait_attempt_s`: see `Settings`; `inherited`: what its parent began it under;
+    `post`: what workflows that keep resources have answered to its requests.
     """
 
     task_queue: str
@@ -46,6 +49,7 @@ class Run:
     tickets: dict[str, int] = field(default_factory=dict)
     holds: dict[tuple[str, str], Held] = field(default_factory=dict)
     granted: dict[tuple[str, str], Permit] = field(default_factory=dict)
+    post: Post = field(default_factory=Post)
 
     def number(self, resource: str) -> int:
         """Counts the requests for a resource: a re-run of the same code comes to the same numbers."""
@@ -53,8 +57,11 @@ class Run:
         return number
 
     def on_granted(self, granted: Granted) -> None:
-        """A relay says that a permit is granted, where waiting is by signal."""
-        self.granted[granted.permit.resource, granted.permit.ticket] = granted.permit
+        """A permit is granted: a relay says so, where waiting is by signal, or the workflow that keeps the resource."""
+        if granted.keeper:
+            self.post.on_granted(granted)
+        else:
+            self.granted[granted.permit.resource, granted.permit.ticket] = granted.permit
 
     def on_lost(self, lost: Lost) -> None:
         """A relay says that a permit is lost; it may say so more than once, and late."""
@@ -101,7 +108,7 @@ def with_guards(headers: Mapping[str, Payload]) -> Mapping[str, Payload]:
     guards = [guard for find in _around.get() if (guard := find()) is not None]
     if not guards:
         return headers
-    data = json.dumps([[guard.resource, guard.ticket, guard.fence] for guard in guards]).encode()
+    data = json.dumps([guard.texts() for guard in guards]).encode()
     return {**headers, HEADER: Payload(metadata={"encoding": b"json/plain"}, data=data)}
 
 
@@ -117,3 +124,8 @@ def ticket_of(info: workflow.Info, number: int) -> str:
     if len(ticket.encode()) <= TICKET_BYTES_MAX:
         return ticket
     return f"{info.original_execution_run_id}/{number}"
+
+
+def shown_as(info: workflow.Info) -> str:
+    """Who is shown as a run's owner: the workflow id, as much of it as there is room for."""
+    return info.workflow_id.encode()[: limits.OWNER_BYTES_MAX].decode(errors="ignore")

@@ -18,7 +18,7 @@ class Settings(NamedTuple):
     """What a plugin's relays go by; durations in ms.
 
     Attributes:
-        make_client: Makes the Redis client of a relay, in the event loop that it runs in.
+        make_client: Makes the Redis client of a relay, in the event loop that it runs in; None: there is no Redis.
         group: Tells apart setups in one namespace that must not serve each other; empty: by the data converter.
         waiter_lease_ms: How long a workflow's place keeps others waiting once no relay is there to take its turn.
         unknown_grace_ms: For how long a permit is renewed while the Temporal server does not say how its run stands.
@@ -27,7 +27,7 @@ class Settings(NamedTuple):
         wait_attempt_s: How long one attempt of the activity that waits may last before it is made anew, in seconds.
     """
 
-    make_client: Callable[[], Redlease]
+    make_client: Callable[[], Redlease] | None
     prefix: str
     group: str
     waiter_lease_ms: int
@@ -54,7 +54,7 @@ class Settings(NamedTuple):
 
 
 def checked(
-    make_client: Callable[[], Redlease],
+    make_client: Callable[[], Redlease] | None,
     *,
     prefix: str,
     group: str,

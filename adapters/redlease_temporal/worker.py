@@ -7,27 +7,50 @@ import dataclasses
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from typing import Any
 
 import temporalio.client
 import temporalio.worker
 from temporalio.client import Client, ClientConfig, WorkflowHistory
 from temporalio.service import ConnectConfig, ServiceClient
-from temporalio.worker import Replayer, ReplayerConfig, Worker, WorkerConfig, WorkflowReplayResult
+from temporalio.worker import (
+    Replayer,
+    ReplayerConfig,
+    UnsandboxedWorkflowRunner,
+    Worker,
+    WorkerConfig,
+    WorkflowReplayResult,
+)
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from redlease import Redlease
 
 from .activities import Activities
+from .admission_client import AdmissionInterceptor
+from .coordinator import Coordinator
+from .coordinator_activities import CoordinatorActivities, Looking
 from .exclusive import current_hold, exclusive
 from .interceptors import RelayInterceptor
+from .place_workflow import PlaceWorkflow
 from .relay import Relay
+from .sequence_workflow import SequenceWorkflow
 from .settings import Duration, checked
+from .slot import Slot
+from .slot_activities import SlotActivities
+from .usher import Usher
 
 __all__ = ["RedleasePlugin", "current_hold", "exclusive"]
 
 PASSED_THROUGH = ("redlease", "redlease_temporal")
-INTERNAL_POLLS = 2  # of the internal worker: its activities are short
+INTERNAL_STICKY = timedelta(seconds=2)  # after which another worker goes on with what a dead one had
+INTERNAL_POLLS = 4  # of the internal worker: its tasks are short
+LIBRARY_WORKFLOWS: list[type] = [
+    Coordinator,
+    Slot,
+    PlaceWorkflow,
+    SequenceWorkflow,
+]  # which run on the internal worker, never on a user's
 
 
 class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
@@ -39,7 +62,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
 
     Args:
         redis: A URL as `Redlease.from_url` takes it, or what makes a `Redlease` client when called in the event loop of
-            the workers.
+            the workers; None where only the backends are used that need no Redis.
         prefix: What all keys and channels begin with; services that are to share resources take the same one.
         group: By default, workers whose data converters are alike serve each other's waiting workflows in a namespace.
             Name a group to keep setups apart, those on different Redis servers above all.
@@ -60,7 +83,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
 
     def __init__(
         self,
-        redis: str | Callable[[], Redlease],
+        redis: str | Callable[[], Redlease] | None = None,
         *,
         prefix: str = "redlease",
         group: str = "",
@@ -72,7 +95,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         looks_per_second: float = 50.0,
         **redis_options: Any,
     ) -> None:
-        make_client = redis if callable(redis) else _maker(redis, prefix, redis_options)
+        make_client = _maker(redis, prefix, redis_options) if isinstance(redis, str) else redis
         self._settings = checked(
             make_client,
             prefix=prefix,
@@ -90,7 +113,8 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
     # Client
 
     def configure_client(self, config: ClientConfig) -> ClientConfig:
-        """Leaves the client as it is: the data converter is the user's."""
+        """Adds the interceptor of starts. The data converter is the user's."""
+        config["interceptors"] = [*config["interceptors"], AdmissionInterceptor(config, self._settings)]
         return config
 
     async def connect_service_client(
@@ -117,7 +141,12 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
             if not own:
                 # It did not poll for activities, and is not to take those of other workers on its queue now.
                 config["no_remote_activities"] = True
-            config["activities"] = [*own, *Activities(relay).local]
+            config["activities"] = [
+                *own,
+                *Activities(relay).local,
+                *CoordinatorActivities(client, internal_queue).local,
+                *SlotActivities(client).local,
+            ]
             config["workflow_runner"] = _passing_through(config.get("workflow_runner"))
         return config
 
@@ -129,6 +158,10 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
             return
         async with self._relay_of(client).running():
             await next(worker)
+
+    def internal_queue(self, client: Client) -> str:
+        """The task queue of the worker that the plugin runs beside a client's workers, for the library's own work."""
+        return self._settings.task_queue_of(client)
 
     def _relay_of(self, client: Client) -> Relay:
         with self._making:
@@ -177,11 +210,17 @@ def _passing_through(runner: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def _internal_worker(client: Client, relay: Relay, task_queue: str) -> AsyncIterator[None]:
+    usher, slots = Usher(client), SlotActivities(client)
     worker = Worker(
         client,
         task_queue=task_queue,
-        activities=Activities(relay).remote,
+        workflows=LIBRARY_WORKFLOWS,
+        activities=[*Activities(relay).remote, Looking(relay.owners).look, slots.idle, usher.tell],
+        # What the library's workflows do is known: a sandbox would only make each of them slow to begin.
+        workflow_runner=UnsandboxedWorkflowRunner(),
+        max_concurrent_workflow_task_polls=INTERNAL_POLLS,
         max_concurrent_activity_task_polls=INTERNAL_POLLS,
+        sticky_queue_schedule_to_start_timeout=INTERNAL_STICKY,
     )
-    async with worker:
+    async with usher.running(), worker:
         yield

@@ -14,6 +14,10 @@ from temporalio import workflow
 from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
+from redlease_temporal.coordinator import Coordinator
+from redlease_temporal.place_workflow import PlaceWorkflow
+from redlease_temporal.sequence_workflow import SequenceWorkflow
+from redlease_temporal.slot import Slot
 from redlease_temporal.worker import RedleasePlugin
 
 if TYPE_CHECKING:
@@ -24,7 +28,8 @@ RECORDED = sorted(HISTORIES.glob("*/*.json"))
 
 def replayer() -> Replayer:
     """Return what replays, with a plugin whose Redis does not exist."""
-    return Replayer(workflows=WORKFLOWS, plugins=[RedleasePlugin("redis://nowhere.invalid")])
+    library = [Coordinator, PlaceWorkflow, SequenceWorkflow, Slot]
+    return Replayer(workflows=[*WORKFLOWS, *library], plugins=[RedleasePlugin("redis://nowhere.invalid")])
 
 
 def history_of(path: Path, text: str | None = None) -> WorkflowHistory:
@@ -49,7 +54,14 @@ CHANGES = {
     "another activity id": ("contended", "redlease:1:pool:wait", "redlease:2:pool:wait"),
     "another local activity": ("uncontended", "redlease.enqueue", "redlease.check"),
     "another local activity id": ("uncontended", "redlease:1:pool", "redlease:2:pool"),
+    "no place": ("limited", "redlease.admit", "redlease.check"),
+    "no place for a child": ("limited_children", "redlease.reserve", "redlease.check"),
+    "another sequence": ("in_sequence", "sequence:in_sequence", "sequence:other"),
+    "another activity of a place": ("place", "redlease.place_owner", "redlease.other"),
     "no release": ("cancelled", "redlease.release", "redlease.renew"),
+    "another slot": ("slots_contended", "permit:slots_contended:0", "permit:slots_contended:1"),
+    "another question": ("coordinator_contended", "redlease.coordinator.ask", "redlease.coordinator.check"),
+    "another look": ("slots_keeper_itself", "redlease.slots.tell", "redlease.slots.idle"),
 }
 
 

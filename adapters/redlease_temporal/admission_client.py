@@ -1,0 +1,188 @@
+"""Starts through a client with the plugin: those of workflows whose number is limited take a place before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from temporalio.api.workflowservice.v1 import StartWorkflowExecutionResponse
+from temporalio.client import (
+    Client,
+    ClientConfig,
+    Interceptor,
+    OutboundInterceptor,
+    StartWorkflowInput,
+    StartWorkflowUpdateWithStartInput,
+    UpdateWithStartStartWorkflowInput,
+    WorkflowHandle,
+    WorkflowUpdateHandle,
+)
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from redlease import Redlease, RedleaseError, wire
+
+from .admission import Admission
+from .limited import Rule, rule_of
+from .owners import Owners, cluster_of
+from .registry import SCRIPTS, Registry, digest
+from .settings import Settings
+from .slot_admission import SlotAdmission
+
+# After these a start may have been carried out, or may yet be.
+UNSURE = {
+    RPCStatusCode.CANCELLED,
+    RPCStatusCode.UNKNOWN,
+    RPCStatusCode.DEADLINE_EXCEEDED,
+    RPCStatusCode.ABORTED,
+    RPCStatusCode.INTERNAL,
+    RPCStatusCode.UNAVAILABLE,
+    RPCStatusCode.DATA_LOSS,
+}
+
+
+class Door:
+    """Takes places in Redis, to which it is connected while there are starts."""
+
+    def __init__(self, config: ClientConfig, settings: Settings) -> None:
+        # A client of the same connection that nothing intercepts.
+        self._temporal = Client(
+            config["service_client"], namespace=config["namespace"], data_converter=config["data_converter"]
+        )
+        self._settings = settings
+        self._users = 0
+        self._opening = asyncio.Lock()
+        self._redis: Redlease
+        self._admission: Admission
+        self._group = ""
+
+    @contextlib.asynccontextmanager
+    async def place(
+        self, rule: Rule, start: StartWorkflowInput | UpdateWithStartStartWorkflowInput
+    ) -> AsyncIterator[Callable[[str], None]]:
+        """Has a place around a start, which is to tell the run that it has started.
+
+        Raises:
+            WorkflowConcurrencyLimitExceeded: There is none.
+            Unavailable: Redis could not be reached: nothing was started.
+        """
+        entry = rule.entry(start.id, start.args)
+        chain = ""
+
+        def started(run_id: str) -> None:
+            nonlocal chain
+            chain = run_id
+
+        async with self._places(rule) as admission:
+            reserved = await admission.reserve(entry)
+            if reserved is None:
+                yield started
+                return
+            try:
+                yield started
+            except (WorkflowAlreadyStartedError, RPCError) as error:
+                # Without an answer the place is free when it was provisional for long enough, or the run itself has it.
+                with contextlib.suppress(RedleaseError, RPCError):
+                    if isinstance(error, RPCError) and error.status in UNSURE:
+                        await admission.confirm(reserved, chain)
+                    else:
+                        await admission.forgo(entry, reserved)
+                raise
+            with contextlib.suppress(RedleaseError, RPCError):
+                await admission.confirm(reserved, chain)
+
+    def _places(self, rule: Rule) -> contextlib.AbstractAsyncContextManager[Any]:
+        """What takes the places of such workflows, an `Admission` or a `SlotAdmission`."""
+        if rule.backend == "slots":
+            queue = self._settings.task_queue_of(self._temporal)
+            owners = Owners(self._temporal, self._settings.looks_per_second)
+            return contextlib.nullcontext(SlotAdmission(self._temporal, queue, owners))
+        if self._settings.make_client is None:
+            raise ValueError(
+                f"workflow {rule.workflow_type!r}: its @concurrency needs Redis, and the client's plugin has none: "
+                "RedleasePlugin('redis://...'), or take backend='slots'"
+            )
+        return self._open()
+
+    @contextlib.asynccontextmanager
+    async def _open(self) -> AsyncIterator[Admission]:
+        async with self._opening:
+            if self._users == 0:
+                await self._connect()
+            self._users += 1
+        redis = self._redis
+        try:
+            yield self._admission
+        finally:
+            self._users -= 1
+            if self._users == 0:
+                await asyncio.shield(redis.abandon())
+
+    async def _connect(self) -> None:
+        settings = self._settings
+        assert settings.make_client is not None
+        if not self._group:
+            cluster = await cluster_of(self._temporal)
+            self._group = digest(cluster, self._temporal.namespace, settings.group_of(self._temporal))
+        self._redis = settings.make_client()
+        room = self._redis.room
+        room.connection.scripts = (*wire.SCRIPTS, *SCRIPTS)
+        room.connection.start()
+        # It says for no relay that it lives: what it writes comes to one that does within seconds.
+        registry = Registry(room.connection, settings.prefix, self._group, secrets.token_hex(8))
+        self._admission = Admission(
+            *(room, registry, Owners(self._temporal, settings.looks_per_second)),
+            prefix=settings.prefix,
+            namespace=self._temporal.namespace,
+            idle_ttl_ms=settings.idle_ttl_ms,
+        )
+
+
+class AdmissionInterceptor(Interceptor):
+    """The interceptor of a client."""
+
+    def __init__(self, config: ClientConfig, settings: Settings) -> None:
+        self._door = Door(config, settings)
+
+    def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002
+        return _Admitting(next, self._door)
+
+
+class _Admitting(OutboundInterceptor):
+    def __init__(self, next: OutboundInterceptor, door: Door) -> None:  # noqa: A002
+        super().__init__(next)
+        self._door = door
+
+    async def start_workflow(self, input: StartWorkflowInput) -> WorkflowHandle[Any, Any]:  # noqa: A002
+        rule = rule_of(input.workflow)
+        if rule is None:
+            return await super().start_workflow(input)
+        async with self._door.place(rule, input) as started:
+            handle = await super().start_workflow(input)
+            started(handle.first_execution_run_id or "")
+        return handle
+
+    async def start_update_with_start_workflow(
+        self,
+        input: StartWorkflowUpdateWithStartInput,  # noqa: A002
+    ) -> WorkflowUpdateHandle[Any]:
+        start = input.start_workflow_input
+        rule = rule_of(start.workflow)
+        if rule is None:
+            return await super().start_update_with_start_workflow(input)
+        try:
+            async with self._door.place(rule, start) as started:
+                tell = input._on_start
+
+                def on_start(response: StartWorkflowExecutionResponse) -> None:
+                    started(response.run_id)
+                    tell(response)
+
+                input._on_start = on_start
+                return await super().start_update_with_start_workflow(input)
+        except (RedleaseError, ValueError) as error:
+            input._on_start_error(error)  # whoever waits for the workflow's handle is told too
+            raise

@@ -1,0 +1,227 @@
+"""At most so many runs of a workflow at once: the rule on its class, and what its runs and its parents do about it.
+
+A start over the limit is refused, not queued. Clients and parents with the plugin are refused at the start; a run that
+was started otherwise fails at once. A place is held for the workflow ID until its last run is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError
+
+import redlease
+from redlease import limits
+
+from .hold import to_its_end
+from .run import current
+
+C = TypeVar("C", bound=type)
+T = TypeVar("T")
+Backend = Literal["redis", "slots"]
+
+# Local activities, and what the internal worker runs when a local one had no answer at once.
+RESERVE, ADMIT, FORGO = "redlease.reserve", "redlease.admit", "redlease.forgo"
+LATER = {RESERVE: "redlease.reserve_later", ADMIT: "redlease.admit_later"}
+WORKFLOW = "__temporal_workflow_definition"
+LOCAL_LIMIT, LOCAL_IN_ALL = timedelta(seconds=10), timedelta(seconds=60)  # for a worker that stands still
+ONCE = RetryPolicy(maximum_attempts=1)
+OFTEN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
+
+
+class WorkflowConcurrencyLimitExceeded(ApplicationError, redlease.RedleaseError):
+    """Raised when a workflow is not started, or fails as it starts, because `limit` others of its kind run.
+
+    It was not queued: start it again later. As the failure of a run its three attributes are the failure's details.
+
+    Attributes:
+        workflow_type: Of the workflow.
+        partition_key: What the limit is for, None when it is for the type.
+        limit: How many may run at once.
+    """
+
+    def __init__(self, workflow_type: str, partition_key: str | None, limit: int) -> None:
+        of = "" if partition_key is None else f" with key {partition_key!r}"
+        message = (
+            f"workflow {workflow_type!r}: {limit} of them{of} run, and more may not (@concurrency). It was not queued: "
+            "start it again when one has ended"
+        )
+        kind = WorkflowConcurrencyLimitExceeded.__name__
+        super().__init__(message, workflow_type, partition_key, limit, type=kind, non_retryable=True)
+        self.resource, self.ticket = resource_of(workflow_type, partition_key), None
+        self.workflow_type = workflow_type
+        self.partition_key = partition_key
+        self.limit = limit
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.workflow_type, self.partition_key, self.limit)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A workflow that wants a place. `chain`: the first run of its chain of runs, empty before there is one."""
+
+    workflow_type: str
+    workflow_id: str
+    limit: int
+    partition_key: str | None = None
+    chain: str = ""
+    backend: Backend = "redis"
+
+    @property
+    def resource(self) -> str:
+        """What the places are units of."""
+        return resource_of(self.workflow_type, self.partition_key)
+
+    def refusal(self) -> WorkflowConcurrencyLimitExceeded:
+        """The error for one that gets none."""
+        return WorkflowConcurrencyLimitExceeded(self.workflow_type, self.partition_key, self.limit)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the decorator was given."""
+
+    workflow_type: str
+    limit: int
+    key: Callable[..., object] | None
+    backend: Backend = "redis"
+
+    def entry(self, workflow_id: str, args: Sequence[Any]) -> Entry:
+        """The place that a workflow with these arguments wants; ValueError when its key cannot be told."""
+        if self.key is None:
+            return Entry(self.workflow_type, workflow_id, self.limit, backend=self.backend)
+        try:
+            key = str(self.key(*args))
+        except Exception as error:
+            raise ValueError(
+                f"workflow {self.workflow_type!r}: the key of @concurrency could not be computed from {args!r}: "
+                f"{error!r}. Start it with arguments of the types that its run method is declared with"
+            ) from error
+        limits.checked_text("name of a limit", resource_of(self.workflow_type, key), limits.NAME_BYTES_MAX)
+        return Entry(self.workflow_type, workflow_id, self.limit, key, backend=self.backend)
+
+
+_rules: dict[str, Rule] = {}
+
+
+def concurrency(
+    *,
+    max: int,  # noqa: A002
+    key: Callable[..., object] | None = None,
+    backend: Backend = "redis",
+) -> Callable[[C], C]:
+    """Lets at most `max` workflows of a class run at once; the start of another is refused. Above `workflow.defn`.
+
+    A place is held from the start until the last run of that workflow ID is closed, however it ends: over crashes,
+    retries, continue-as-new and reset. Where clients and parents that start it import the class and have the plugin,
+    the start raises `WorkflowConcurrencyLimitExceeded`; a run that was started otherwise fails with it at once.
+
+    Args:
+        max: How many may run at once.
+        key: Called with the workflow's arguments; a limit for each value that it returns, as text. It runs in clients
+            and workflows, so that it must depend on the arguments alone.
+        backend: What keeps the places: "redis", or without Redis "slots": one workflow a place, for limits up to some
+            ten.
+
+    Raises:
+        ValueError: A parameter is wrong, or the class is no workflow yet.
+
+    Example:
+        >>> @concurrency(max=2, key=lambda order: order.customer)  # doctest: +SKIP
+        ... @workflow.defn
+        ... class Checkout: ...
+    """
+    limit = limits.checked_count("max", max)
+    if backend not in {"redis", "slots"}:
+        raise ValueError(f"backend must be 'redis' or 'slots', not {backend!r}")
+
+    def decorate(defined: C) -> C:
+        name = getattr(getattr(defined, WORKFLOW, None), "name", None)
+        if not name:
+            raise ValueError(f"{defined!r}: put @concurrency above @workflow.defn, which is to name the workflow")
+        if not workflow.unsafe.in_sandbox():  # where a class is made anew for each run, of modules that are its own
+            _rules[name] = Rule(name, limit, key, backend)
+        return defined
+
+    return decorate
+
+
+def rule_of(workflow_type: str) -> Rule | None:
+    """The rule for workflows of a type, as far as this process knows of one."""
+    return _rules.get(workflow_type)
+
+
+def resource_of(workflow_type: str, partition_key: str | None) -> str:
+    """The name of what a limit's places are units of."""
+    return f"concurrency:{workflow_type}" if partition_key is None else f"concurrency:{workflow_type}:{partition_key}"
+
+
+# In workflows
+
+
+def wanted(rule: Rule, workflow_id: str, args: Sequence[Any]) -> Entry:
+    """The place that is wanted; what cannot be told fails the run, not its workflow task."""
+    try:
+        return rule.entry(workflow_id, args)
+    except ValueError as error:
+        raise ApplicationError(str(error), type="ValueError", non_retryable=True) from error
+
+
+async def admit(rule: Rule, args: Sequence[Any]) -> None:
+    """Takes the place of the run that this is; raises when there is none."""
+    info = workflow.info()
+    entry = replace(wanted(rule, info.workflow_id, args), chain=info.first_execution_run_id)
+    await _place(ADMIT, entry)
+
+
+async def start_within(entry: Entry, start: Callable[[], Any]) -> Any:
+    """Starts a child in a place that is taken before; raises when there is none."""
+    await _place(RESERVE, entry)
+    try:
+        return await start()
+    except Exception:
+        await to_its_end(_forgo(entry))
+        raise
+
+
+async def _place(how: str, entry: Entry) -> None:
+    """Takes a place, however long that takes to be answered; raises when there is none."""
+    try:
+        taken = await _local(how, entry, bool)
+    except (ActivityError, ApplicationError):
+        taken = await workflow.execute_activity(
+            LATER[how],
+            entry,
+            result_type=bool,
+            task_queue=current().task_queue,
+            start_to_close_timeout=LOCAL_LIMIT,
+            retry_policy=OFTEN,
+            summary=f"a place among {entry.limit}",
+        )
+    if not taken:
+        raise entry.refusal()
+
+
+async def _forgo(entry: Entry) -> None:
+    try:
+        await _local(FORGO, entry, bool)
+    except (ActivityError, ApplicationError):
+        workflow.logger.warning("the place of a child that was not started is free when its lease has ended")
+
+
+async def _local(name: str, entry: Entry, result: type[T]) -> T:
+    returned: T = await workflow.execute_local_activity(
+        name,
+        entry,
+        result_type=result,
+        start_to_close_timeout=LOCAL_LIMIT,
+        schedule_to_close_timeout=LOCAL_IN_ALL,
+        retry_policy=ONCE,
+    )
+    return returned

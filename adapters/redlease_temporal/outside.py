@@ -1,0 +1,312 @@
+"""Slots for services that are no workflows: the same resource, held from plain asyncio code through a Temporal client.
+
+Nobody looks at such a holder: its permit is renewed by signals, and freed by its lease when its process has died. It
+has no place in a line; it waits until one of the slots ends, and then tries again beside the head of that line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from temporalio.client import Client, WorkflowFailureError
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError
+
+from redlease import AcquireTimeout, LeaseLost, Unavailable, clock, limits
+from redlease.models import Permit, Snapshot
+
+from . import slot_calls as calls
+from .calls import Checking, Inspecting, Terms
+from .coordinator_calls import Release, Renewal, Requester
+from .settings import Duration
+from .slot import Slot
+from .slot_activities import SlotActivities, gone
+from .worker import RedleasePlugin
+
+logger = logging.getLogger("redlease.temporal")
+
+RENEWALS_A_LEASE = 3
+RETRY_S = 0.5  # the pause after a renewal that failed
+WATCHED_MAX = 8  # slots whose end one waiter awaits
+
+
+def semaphore(
+    client: Client, name: str, capacity: int, *, lease: Duration = 30.0, backend: str = "slots"
+) -> SlotSemaphore:
+    """The semaphore of that name, as workflows of the client's namespace use it with `backend="slots"`.
+
+    Args:
+        client: A client that was connected with `RedleasePlugin`; a worker with it must run somewhere.
+        name: Of the resource.
+        capacity: Units that may be held at once.
+        lease: How long a permit stays valid without renewal; each renewal costs about ten events in its slot.
+        backend: "slots": no other one has holders that are neither workflows nor clients of Redis.
+
+    Raises:
+        ValueError: A parameter is wrong, or the client has no plugin.
+
+    Example:
+        >>> pool = semaphore(client, "gpu", capacity=3)  # doctest: +SKIP
+        >>> async with pool.hold(timeout=10) as hold:  # doctest: +SKIP
+        ...     await work(fence=hold.fence)
+    """
+    if backend != "slots":
+        raise ValueError(
+            f"backend {backend!r} has no holders outside workflows: take 'slots', or redlease itself with Redis"
+        )
+    plugins = [plugin for plugin in client.config().get("plugins", ()) if isinstance(plugin, RedleasePlugin)]
+    if not plugins:
+        raise ValueError("connect the client with plugins=[RedleasePlugin(...)], which knows where slots run")
+    terms = Terms(
+        limits.checked_text("resource name", name, limits.NAME_BYTES_MAX),
+        limits.checked_count("capacity", capacity),
+        limits.milliseconds("lease", lease, limits.LEASE_MS_MIN),
+    )
+    if capacity > calls.CAPACITY_MAX:
+        raise ValueError(f"capacity is at most {calls.CAPACITY_MAX} on slots, of which each is a workflow")
+    return SlotSemaphore(client, plugins[0].internal_queue(client), terms)
+
+
+def lock(client: Client, name: str, *, lease: Duration = 30.0, backend: str = "slots") -> SlotSemaphore:
+    """The lock of that name: a semaphore of capacity 1. See `semaphore`."""
+    return semaphore(client, name, 1, lease=lease, backend=backend)
+
+
+class SlotSemaphore:
+    """At most `capacity` units of a resource are held at once. Made by `semaphore`."""
+
+    def __init__(self, client: Client, task_queue: str, terms: Terms) -> None:
+        self._client = client
+        self._task_queue = task_queue
+        self._terms = terms
+        self._slots = SlotActivities(client)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def name(self) -> str:
+        """The name of the resource."""
+        return self._terms.resource
+
+    @contextlib.asynccontextmanager
+    async def hold(
+        self, *, timeout: Duration | None = None, owner: str = "", metadata: dict[str, str] | None = None
+    ) -> AsyncIterator[SlotHold]:
+        """Acquires a permit, renews it in the background while the block runs, and releases it at its end.
+
+        Raises:
+            AcquireTimeout: No grant within `timeout`.
+            LeaseLost: The permit was lost while the block ran; the task in it was cancelled.
+        """
+        permit, sent_ms = await self._acquire(timeout, None, owner, metadata)
+        hold = SlotHold(self, permit, sent_ms + permit.lease_ms)
+        async with hold.kept():
+            yield hold
+
+    async def acquire(
+        self,
+        *,
+        timeout: Duration | None = None,
+        ticket: str | None = None,
+        owner: str = "",
+        metadata: dict[str, str] | None = None,
+    ) -> Permit:
+        """Acquires a permit as data: nobody renews it, and it is the caller's to release.
+
+        Raises:
+            AcquireTimeout: No grant within `timeout`.
+        """
+        return (await self._acquire(timeout, ticket, owner, metadata))[0]
+
+    async def renew(self, permit: Permit, *, lease: Duration | None = None) -> Permit:
+        """Gives a permit a full lease again.
+
+        Raises:
+            LeaseLost: It is no longer held under its fence.
+            Unavailable: The Temporal server, or the slot's worker, did not answer in time.
+        """
+        lease_ms = permit.lease_ms if lease is None else limits.milliseconds("lease", lease, limits.LEASE_MS_MIN)
+        renewal = Renewal(permit.ticket, permit.fence, lease_ms)
+        return await self._slots.renew(calls.SlotCall(self._terms, calls.slot_of(permit), renewal=renewal))
+
+    async def release(self, permit: Permit) -> bool:
+        """Gives a permit back; whether it was held until now. May be repeated."""
+        release = Release(permit.ticket, permit.fence, call=secrets.token_hex(8))
+        return await self._slots.release(calls.SlotCall(self._terms, calls.slot_of(permit), release=release, wait=True))
+
+    async def check(self, permit: Permit) -> bool:
+        """Whether the permit is held now, under its fence."""
+        return await self._slots.check(Checking(self._terms, permit.ticket, permit.fence))
+
+    async def inspect(self, *, limit: int = 100) -> Snapshot:
+        """The resource, with at most `limit` holders and as many waiters."""
+        return await self._slots.inspect(Inspecting(self._terms, limits.checked_count("limit", limit)))
+
+    # How it is done
+
+    async def _acquire(
+        self, timeout: Duration | None, ticket: str | None, owner: str, metadata: dict[str, str] | None
+    ) -> tuple[Permit, float]:
+        """The permit, and the local time at which it was asked for."""
+        seconds = None if timeout is None else limits.milliseconds("timeout", timeout) / 1000
+        ticket = secrets.token_hex(16) if ticket is None else limits.checked_text("ticket", ticket, 256)
+        kept = calls.Kept(self._terms, 0, ticket, 0, owner, limits.checked_metadata(metadata))
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    busy: list[tuple[int, str]] = []
+                    for slot in random.sample(range(self._terms.capacity), self._terms.capacity):
+                        sent_ms = clock.now_ms()
+                        got = await self._take(kept, slot)
+                        if isinstance(got, Permit):
+                            return got, sent_ms
+                        busy.append((slot, got))
+                    await self._until_one_ends(busy)
+        except TimeoutError:
+            message = f"resource {self.name!r}: no permit within {seconds:g} s: others hold it; `inspect()` shows them"
+            raise AcquireTimeout(message, resource=self.name, ticket=ticket) from None
+
+    async def _take(self, kept: calls.Kept, slot: int) -> Permit | str:
+        """The permit of a slot, or the run that has it."""
+        kept = calls.Kept(kept.terms, slot, kept.ticket, kept.floor, kept.owner, kept.metadata)
+        taken = calls.Taken(kept, Requester("", "", "", kept.ticket), keep=False)
+        starting = asyncio.ensure_future(self._start(taken))
+        try:
+            run_id, is_mine = await asyncio.shield(starting)
+            if not is_mine:
+                return run_id
+            return await self._slots.claim(calls.Started(self.name, slot, run_id, kept))
+        except BaseException:
+            self._spawn(self._undo(starting, taken))
+            raise
+
+    async def _start(self, taken: calls.Taken) -> tuple[str, bool]:
+        """The run of a slot, and whether it was started here."""
+        try:
+            handle = await self._client.start_workflow(
+                Slot.run,
+                taken,
+                id=calls.slot_id(self.name, taken.kept.slot),
+                task_queue=self._task_queue,
+                id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                run_timeout=taken.run_timeout(),
+                memo={calls.MEMO: taken.kept},
+                static_summary=f"held by {taken.kept.owner or 'a service'}",
+            )
+        except WorkflowAlreadyStartedError as error:
+            return error.run_id or "", False
+        return handle.first_execution_run_id or "", True
+
+    async def _undo(self, starting: asyncio.Task[tuple[str, bool]], taken: calls.Taken) -> None:
+        """Gives back what was on its way when the caller gave up; what that cannot reach lapses with its lease."""
+        with contextlib.suppress(Exception):
+            _, is_mine = await starting
+            if is_mine:
+                release = Release(taken.kept.ticket, None, taken.requester.request)
+                await self._slots.release(calls.SlotCall(self._terms, taken.kept.slot, release=release))
+
+    async def _until_one_ends(self, busy: list[tuple[int, str]]) -> None:
+        """Returns when one of these runs of slots has ended: the server holds the call until then."""
+        watched = random.sample(busy, min(WATCHED_MAX, len(busy)))
+        waits = [asyncio.ensure_future(self._end_of(slot, run_id)) for slot, run_id in watched]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _end_of(self, slot: int, run_id: str) -> None:
+        with contextlib.suppress(WorkflowFailureError, RPCError):
+            await self._client.get_workflow_handle(calls.slot_id(self.name, slot), run_id=run_id).result()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class SlotHold:
+    """A permit that is held here: renewed in the background, and known to be lost when it is."""
+
+    def __init__(self, pool: SlotSemaphore, permit: Permit, deadline_ms: float) -> None:
+        self.permit = permit
+        self.lost = False
+        self._pool = pool
+        self._deadline_ms = deadline_ms
+
+    @property
+    def fence(self) -> int:
+        """The fencing token."""
+        return self.permit.fence
+
+    def remaining(self) -> float:
+        """Seconds until the lease ends unless it is renewed; 0.0 when it is lost."""
+        return 0.0 if self.lost else max(0.0, (self._deadline_ms - clock.now_ms()) / 1000)
+
+    def check(self) -> None:
+        """Raises `LeaseLost` if the permit is no longer held. Does no I/O and does not await."""
+        if self.remaining() == 0.0:
+            raise self._loss()
+
+    @contextlib.asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Renews it while the block runs, cancels the task in it when it is lost, and releases it at the end."""
+        body = asyncio.current_task()
+        assert body is not None
+        before = body.cancelling()
+        renewing = asyncio.create_task(self._renew(body))
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            if not self.lost or body.uncancel() > before:
+                raise
+            raise self._loss() from error
+        except Exception as error:
+            if self.lost:
+                body.uncancel()
+                error.add_note(f"redlease: {self._loss()}")
+            raise
+        else:
+            if self.lost:
+                body.uncancel()
+                raise self._loss()
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+            if not self.lost:
+                await self._give_back()
+
+    def _loss(self) -> LeaseLost:
+        return gone(self.permit.resource, self.permit.ticket, self.permit.fence)
+
+    async def _give_back(self) -> None:
+        try:
+            await self._pool.release(self.permit)
+        except Unavailable:
+            return  # it lapses with its lease
+
+    async def _renew(self, body: asyncio.Task[Any]) -> None:
+        """Renews it; when that fails it is tried again until the lease ends."""
+        pause_s = self.permit.lease_ms / 1000 / RENEWALS_A_LEASE
+        while self.remaining() > 0:
+            await asyncio.sleep(min(pause_s, self.remaining()))
+            try:
+                async with asyncio.timeout(self.remaining()):
+                    sent_ms = clock.now_ms()
+                    self.permit = await self._pool.renew(self.permit)
+                    self._deadline_ms = sent_ms + self.permit.lease_ms
+                    pause_s = self.permit.lease_ms / 1000 / RENEWALS_A_LEASE
+            except LeaseLost:
+                break
+            except Exception as error:  # noqa: BLE001  whatever it is, the lease runs on and ends
+                logger.warning("resource %r: not renewed yet: %r", self.permit.resource, error)
+                pause_s = min(pause_s, RETRY_S)
+        self.lost = True
+        body.cancel("redlease: the lease is lost")

@@ -1,0 +1,183 @@
+"""A resource's sequence as services use it: started, appended to, and looked at through a Temporal client."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from temporalio.client import (
+    Client,
+    WithStartWorkflowOperation,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+)
+from temporalio.common import RawValue, RetryPolicy, WorkflowIDConflictPolicy
+from temporalio.exceptions import ApplicationError
+
+from redlease import limits
+
+from .sequence_workflow import CONTINUED, START, SequenceWorkflow
+from .sequences import (
+    APPEND,
+    SEQUENCE,
+    Batch,
+    Duration,
+    Failure,
+    Outcome,
+    Progress,
+    SequenceFailed,
+    State,
+    Value,
+    checked_size,
+    handling_of,
+    payload_of,
+    result_type_of,
+    results_of,
+    value_of,
+    workflow_id_of,
+)
+from .worker import RedleasePlugin
+
+
+class Sequence:
+    """Items of a resource, handled one at a time by the workflow `sequence:{resource}`.
+
+    Args:
+        client: One with a `RedleasePlugin`, some worker of which runs.
+        resource: The name.
+        activity: The function, or the name, of what handles an item. Its `activity.info().activity_id` names the item.
+        task_queue: Where that activity is served.
+        start_to_close_timeout: Of one attempt.
+        heartbeat_timeout: Of one attempt.
+        retry_policy: By default an item is retried until it succeeds; nothing else of the resource begins meanwhile.
+        result_type: What results are decoded as, where the activity is given by name.
+
+    Raises:
+        ValueError: A parameter is wrong, or the client has no plugin.
+
+    Example:
+        >>> ledger = Sequence(client, "ledger", post, task_queue="books", start_to_close_timeout=30)  # doctest: +SKIP
+        >>> receipt = await ledger.append(payment)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        resource: str,
+        activity: Callable[..., Any] | str,
+        *,
+        task_queue: str,
+        start_to_close_timeout: Duration,
+        heartbeat_timeout: Duration | None = None,
+        retry_policy: RetryPolicy | None = None,
+        result_type: type | None = None,
+    ) -> None:
+        plugin = next((one for one in client.config()["plugins"] if isinstance(one, RedleasePlugin)), None)
+        if plugin is None:
+            raise ValueError("this client has no RedleasePlugin: Client.connect(..., plugins=[RedleasePlugin(...)])")
+        self._client = client
+        self._resource = limits.checked_text("resource name", resource, limits.NAME_BYTES_MAX)
+        self._handling = handling_of(
+            activity,
+            task_queue,
+            start_to_close_timeout=start_to_close_timeout,
+            heartbeat_timeout=heartbeat_timeout,
+            retry_policy=retry_policy,
+        )
+        self._kind = result_type or result_type_of(activity)
+        self._queue = plugin.internal_queue(client)
+
+    async def start(self, items: Iterable[Any]) -> WorkflowHandle[Any, Any]:
+        """Starts the sequence with these items; `results` waits for theirs.
+
+        Raises:
+            WorkflowAlreadyStartedError: It runs: append to it.
+            ValueError: The items have more than 1 MB.
+        """
+        values = [value_of(payload) for payload in self._encoded(items)]
+        checked_size(self._resource, values)
+        batch = Batch(START, values, self._handling)
+        state = State(self._resource, self._handling, [batch] if values else [])
+        return await self._client.start_workflow(
+            SEQUENCE,
+            state,
+            id=workflow_id_of(self._resource),
+            task_queue=self._queue,
+            result_type=Outcome,
+        )
+
+    async def results(self) -> list[Any]:
+        """The results of the items that the sequence was started with, in their order, when all that it has is done.
+
+        Raises:
+            SequenceFailed: An item of those failed for good.
+            WorkflowFailureError: The sequence was ended from outside.
+        """
+        handle: WorkflowHandle[Any, Outcome] = self._client.get_workflow_handle(
+            workflow_id_of(self._resource), result_type=Outcome
+        )
+        try:
+            outcome = await handle.result()
+        except WorkflowFailureError as error:
+            if not isinstance(error.cause, ApplicationError) or error.cause.type != SequenceFailed.__name__:
+                raise
+            details = error.cause.details[0]
+            failure = Failure(**details["failure"])
+            outcome = Outcome(details["results"], failure)
+        count = len(outcome.results) + (outcome.failure is not None)
+        return results_of(self._resource, count, outcome, self._decoded)
+
+    async def append(self, item: Any, *, id: str | None = None) -> Any:  # noqa: A002
+        """Appends an item, to the sequence that runs or to one that this starts, and returns the item's result.
+
+        At most ten such calls on one sequence wait at the server at once; further ones wait to be let in.
+
+        Args:
+            item: What the activity is called with.
+            id: A call that is repeated under its id is the same item, which is handled once.
+
+        Raises:
+            SequenceFailed: The item failed for good, or more than 1 MB waits.
+        """
+        update_id = id or uuid.uuid4().hex
+        (payload,) = self._encoded([item])
+        while True:
+            start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
+                SequenceWorkflow.run,
+                State(self._resource, self._handling),
+                id=workflow_id_of(self._resource),
+                task_queue=self._queue,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            )
+            try:
+                result = await self._client.execute_update_with_start_workflow(
+                    APPEND,
+                    args=[RawValue(payload), self._handling],
+                    start_workflow_operation=start,
+                    id=update_id,
+                    result_type=RawValue,
+                )
+            except WorkflowUpdateFailedError as error:
+                cause = error.cause
+                if isinstance(cause, ApplicationError) and cause.type == CONTINUED:
+                    continue
+                failure = Failure(str(cause), getattr(cause, "type", None) or type(cause).__name__)
+                results_of(self._resource, 1, Outcome(failure=failure), lambda value: value)
+                raise
+            return self._decoded(value_of(result.payload))
+
+    async def progress(self) -> Progress:
+        """How far the sequence is that runs, or ran last."""
+        handle = self._client.get_workflow_handle(workflow_id_of(self._resource))
+        return await handle.query(SequenceWorkflow.progress)
+
+    # Items stand inside the library's own arguments, as payloads before any codec, which sees those arguments whole.
+
+    def _encoded(self, items: Iterable[Any]) -> list[Any]:
+        return list(self._client.data_converter.payload_converter.to_payloads(list(items)))
+
+    def _decoded(self, value: Value) -> Any:
+        hints = [self._kind] if self._kind is not None else None
+        return self._client.data_converter.payload_converter.from_payloads([payload_of(value)], hints)[0]

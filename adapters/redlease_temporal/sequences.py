@@ -1,0 +1,374 @@
+"""Items of a resource handled one at a time: what workflow code calls, and what crosses to the workflow that does it.
+
+That workflow, `sequence:{resource}`, is the only one of its ID, which is what excludes others: no lock is needed. The
+shapes here stand in users' histories: they may get new fields with defaults, and lose or change none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.api.common.v1 import Payload
+from temporalio.common import RetryPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
+
+from redlease import limits
+
+from .errors import LockError
+from .hold import to_its_end
+from .run import current
+
+Duration = float | timedelta
+
+SEQUENCE = "redlease.sequence"  # the workflow's type
+EXTEND, WITHDRAW, ASK, APPEND, PROGRESS = "extend", "withdraw", "ask", "append", "progress"
+BYTES_MAX = 1_000_000  # of all that waits or is kept in one sequence: what one run hands to the next has to fit
+PATIENCE_S = (10.0, 600.0)  # after which a caller asks whether its items are still known: the first and the last pause
+ROUNDS = 10  # how often a caller meets a sequence that ends just then, before it gives up
+ACTIVITY = "__temporal_activity_definition"
+
+Value = dict[str, Any]  # one item or result as JSON: {"json": ...}, or {"payload": ...} where it was encoded otherwise
+
+
+@dataclass(frozen=True)
+class Handling:
+    """The activity that handles an item, and its options; durations in ms."""
+
+    activity: str
+    task_queue: str
+    start_to_close_ms: int
+    heartbeat_ms: int | None = None
+    initial_interval_ms: int = 1000
+    backoff: float = 2.0
+    maximum_interval_ms: int | None = None
+    maximum_attempts: int = 0
+    non_retryable: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Batch:
+    """Items that were handed over together.
+
+    Attributes:
+        key: Names it: a repeated hand-over is the same batch.
+        reply_to: The workflow that is told of the outcome; empty when nobody is.
+        results: Of the items that are done.
+    """
+
+    key: str
+    items: list[Value]
+    handling: Handling
+    reply_to: str = ""
+    results: list[Value] = field(default_factory=list)
+
+
+@dataclass
+class State:
+    """What a run of a sequence begins with.
+
+    Attributes:
+        handling: Of items that are appended without one.
+        seen: The keys of the latest batches that are over.
+        handled: Items done by the runs before.
+        outcome: Of the batch that the sequence was started with, should that be over.
+    """
+
+    resource: str
+    handling: Handling
+    batches: list[Batch] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+    handled: int = 0
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an item failed for good: the message and type of the activity's failure."""
+
+    message: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a batch ended: the results of what is done, and why the next item, if there is one, is not."""
+
+    results: list[Value] = field(default_factory=list)
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A caller's question whether its batch is known."""
+
+    key: str
+    reply_to: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a sequence is.
+
+    Attributes:
+        handled: Items done, by all its runs.
+        queued: Items that are not done, the current one among them.
+        current: The activity id of the current one, None when there is none.
+    """
+
+    resource: str
+    handled: int
+    queued: int
+    current: str | None
+
+
+class SequenceFailed(LockError):
+    """Raised when an item failed for good: those before it are done, those after it were not begun.
+
+    Attributes:
+        index: Of the item, in the list that was given.
+        results: Of the items before it.
+    """
+
+    def __init__(self, message: str, *, resource: str | None = None, index: int = 0, results: Iterable[Any] = ()):
+        super().__init__(message, resource=resource)
+        self.index = index
+        self.results = list(results)
+
+
+async def sequence(
+    resource: str,
+    items: Iterable[Any],
+    activity: Callable[..., Any] | str,
+    *,
+    start_to_close_timeout: Duration,
+    heartbeat_timeout: Duration | None = None,
+    retry_policy: RetryPolicy | None = None,
+    task_queue: str | None = None,
+    result_type: type | None = None,
+) -> list[Any]:
+    """Handles items one at a time, in order, with none of any other sequence of that resource between or beside them.
+
+    Each is one activity, whose `activity.info().activity_id` names the item: the same in every attempt. What is done is
+    never done again. A failing item is retried by the policy, and nothing else of the resource begins meanwhile. The
+    items are handled by the workflow `sequence:{resource}`, which goes on should this run end; cancelling this call
+    takes back those that are not done.
+
+    Args:
+        resource: The name.
+        items: What the activity is called with, one argument each: at most 1 MB in all.
+        activity: The function, or the name, of an activity.
+        start_to_close_timeout: Of one attempt.
+        heartbeat_timeout: Of one attempt.
+        retry_policy: By default an item is retried until it succeeds.
+        task_queue: Where the activity is served; by default where this workflow is.
+        result_type: What the results are decoded as, where the activity is given by name.
+
+    Returns:
+        The results, in the order of the items.
+
+    Raises:
+        SequenceFailed: An item failed for good, or the sequence was ended from outside.
+        ApplicationError: Of type ValueError: a parameter is wrong, or the items are too large.
+
+    Example:
+        >>> receipts = await sequence("ledger", payments, post, start_to_close_timeout=30)  # doctest: +SKIP
+    """
+    to_payload = workflow.payload_converter().to_payload
+    try:
+        handling = handling_of(
+            activity,
+            task_queue or workflow.info().task_queue,
+            start_to_close_timeout=start_to_close_timeout,
+            heartbeat_timeout=heartbeat_timeout,
+            retry_policy=retry_policy,
+        )
+        limits.checked_text("resource name", resource, limits.NAME_BYTES_MAX)
+        batch = Batch(workflow.uuid4().hex, [value_of(to_payload(item)) for item in items], handling)
+        checked_size(resource, batch.items)
+    except ValueError as error:
+        raise ApplicationError(str(error), type="ValueError", non_retryable=True) from error
+    if not batch.items:
+        return []
+    batch.reply_to = workflow.info().workflow_id
+    outcome = await _handed_over(resource, batch)
+    kind = result_type or result_type_of(activity)
+    return results_of(resource, len(batch.items), outcome, lambda value: _decoded(value, kind))
+
+
+async def _handed_over(resource: str, batch: Batch) -> Outcome:
+    """Hands a batch to the resource's sequence and waits for its outcome."""
+    told: asyncio.Future[Outcome] = asyncio.Future()
+
+    def on_outcome(outcome: Outcome) -> None:
+        if not told.done():
+            told.set_result(outcome)
+
+    # It stays set: an outcome that is told twice is not to reach a dynamic handler of the user's.
+    workflow.set_signal_handler(reply_signal(batch.key), on_outcome)
+    try:
+        await to_its_end(_deliver(resource, batch))
+        return await _outcome(resource, batch, told)
+    except asyncio.CancelledError:
+        await to_its_end(_say(resource, WITHDRAW, batch.key))
+        raise
+
+
+async def _deliver(resource: str, batch: Batch) -> None:
+    """Starts the sequence with the batch, or signals it to the one that runs; either may be over before the other."""
+    for _ in range(ROUNDS):
+        try:
+            child = await workflow.start_child_workflow(
+                SEQUENCE,
+                State(resource, batch.handling, [batch]),
+                id=workflow_id_of(resource),
+                task_queue=current().task_queue,
+                cancellation_type=ChildWorkflowCancellationType.ABANDON,
+                parent_close_policy=ParentClosePolicy.ABANDON,
+                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            )
+        except WorkflowAlreadyStartedError:
+            if await _say(resource, EXTEND, batch):
+                return
+        else:
+            child.add_done_callback(_seen)  # its outcome comes by signal, as to those who did not start it
+            return
+    message = f"resource {resource!r}: its sequence took no items, {ROUNDS} times. None was begun: try again later"
+    raise LockError(message, resource=resource)
+
+
+async def _outcome(resource: str, batch: Batch, told: asyncio.Future[Outcome]) -> Outcome:
+    """What the sequence says of the batch; a sequence that somebody has ended says nothing, so that it is asked."""
+    pause_s, longest_s = PATIENCE_S
+    while True:
+        try:
+            await workflow.wait_condition(told.done, timeout=pause_s)
+        except TimeoutError:
+            pause_s = min(2 * pause_s, longest_s)
+            if not await _say(resource, ASK, Asked(batch.key, batch.reply_to)) and not told.done():
+                return Outcome(failure=Failure("the sequence was ended from outside", "SequenceEnded"))
+        else:
+            return told.result()
+
+
+async def _say(resource: str, signal: str, arg: Any) -> bool:
+    """Signals the sequence; whether there is one."""
+    handle = workflow.get_external_workflow_handle(workflow_id_of(resource))
+    try:
+        await handle.signal(signal, arg)
+    except ApplicationError:
+        return False
+    return True
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def _decoded(value: Value, kind: type | None) -> Any:
+    hints = None if kind is None else [kind]
+    return workflow.payload_converter().from_payloads([payload_of(value)], hints)[0]
+
+
+# What both sides need
+
+
+def workflow_id_of(resource: str) -> str:
+    """The ID of a resource's sequence."""
+    return f"sequence:{resource}"
+
+
+def reply_signal(key: str) -> str:
+    """The signal by which a caller is told of the outcome of its batch."""
+    return f"redlease.sequence:{key}"
+
+
+def handling_of(
+    activity: Callable[..., Any] | str,
+    task_queue: str,
+    *,
+    start_to_close_timeout: Duration,
+    heartbeat_timeout: Duration | None,
+    retry_policy: RetryPolicy | None,
+) -> Handling:
+    """The options as they cross; ValueError for what cannot be."""
+    name = activity if isinstance(activity, str) else getattr(getattr(activity, ACTIVITY, None), "name", None)
+    if not name:
+        raise ValueError(f"{activity!r} is neither an activity (@activity.defn) nor the name of one")
+    policy = retry_policy or RetryPolicy()
+    longest = policy.maximum_interval
+    return Handling(
+        name,
+        task_queue,
+        limits.milliseconds("start_to_close_timeout", start_to_close_timeout, 1),
+        None if heartbeat_timeout is None else limits.milliseconds("heartbeat_timeout", heartbeat_timeout, 1),
+        limits.milliseconds("initial_interval", policy.initial_interval, 1),
+        policy.backoff_coefficient,
+        None if longest is None else limits.milliseconds("maximum_interval", longest, 1),
+        policy.maximum_attempts,
+        list(policy.non_retryable_error_types or ()),
+    )
+
+
+def result_type_of(activity: Callable[..., Any] | str) -> type | None:
+    """What an activity returns, as far as its annotations say it."""
+    if isinstance(activity, str):
+        return None
+    try:
+        hinted = typing.get_type_hints(inspect.unwrap(activity)).get("return")
+    except NameError:  # a name that only a type checker sees
+        return None
+    return typing.cast("type | None", hinted)
+
+
+def value_of(payload: Payload) -> Value:
+    """A payload as JSON, readable where it is JSON itself."""
+    if dict(payload.metadata) == {"encoding": b"json/plain"}:
+        return {"json": json.loads(payload.data)}
+    return {"payload": payload.SerializeToString().hex()}
+
+
+def payload_of(value: Value) -> Payload:
+    """The payload that was written."""
+    if "json" in value:
+        return Payload(metadata={"encoding": b"json/plain"}, data=json.dumps(value["json"]).encode())
+    return Payload.FromString(bytes.fromhex(value["payload"]))
+
+
+def size_of(values: Iterable[Value]) -> int:
+    """Their size as JSON, in bytes."""
+    return sum(len(json.dumps(value)) for value in values)
+
+
+def checked_size(resource: str, values: list[Value]) -> None:
+    """ValueError for items that one sequence cannot carry."""
+    if (size := size_of(values)) > BYTES_MAX:
+        raise ValueError(
+            f"resource {resource!r}: the items have {size:,} bytes, {BYTES_MAX:,} are allowed in one sequence. Pass "
+            "what they can be found by, or hand them over in parts"
+        )
+
+
+def results_of(resource: str, count: int, outcome: Outcome, decoded: Callable[[Value], Any]) -> list[Any]:
+    """The results of so many items, or the error of the one that failed."""
+    results = [decoded(value) for value in outcome.results]
+    if outcome.failure is None:
+        return results
+    index = len(results)
+    raise SequenceFailed(
+        f"resource {resource!r}: item {index} of {count} was not done: {outcome.failure.message} "
+        f"({outcome.failure.type}). Those before it are done, with their results in `results`, and those after it were "
+        f"not begun: see to it, and hand over the items from {index} on",
+        resource=resource,
+        index=index,
+        results=results,
+    )

@@ -1,0 +1,299 @@
+"""The workflow that is one unit of a resource, ID `permit:{resource}:{slot}`: as long as it runs, its permit is held.
+
+It ends by a release, by its lease, or with the run that holds it, and then tells the head of its line that it is free.
+Every lease it is continued as new, which starts its run timeout anew: that is the server's own way to end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+
+from . import calls
+from .coordinator_calls import LOOK, Adoption, Confirmed, Found, Owner, Release, Renewal, Seen
+from .post import signal
+from .slot_calls import (
+    IDLE,
+    MEMO,
+    TELL,
+    WORKFLOW,
+    Ended,
+    Free,
+    HandOn,
+    Line,
+    Slots,
+    SlotWaiter,
+    Spare,
+    Taken,
+    micros,
+    slot_id,
+)
+
+T = TypeVar("T")
+
+EVENTS_MAX = 500  # of a run's history, after which it is continued as new
+SPARES_MAX = 8  # other slots that one deals with
+UNKNOWN_MAX = 3  # looks in a row that found nothing out, for which a permit is kept
+LOOK_LIMIT = timedelta(seconds=20)
+AGAIN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
+
+
+@workflow.defn(name=WORKFLOW)
+class Slot:
+    """Is held by the run that it was started for."""
+
+    @workflow.init
+    def __init__(self, taken: Taken) -> None:
+        info = workflow.info()
+        permit = taken.kept.permit_since(micros(info.workflow_start_time), info.run_id)
+        if taken.kept.permit is None and taken.max_hold_ms is not None:
+            taken = replace(taken, until_ms=permit.granted_at_ms + taken.max_hold_ms)
+        self._taken = taken
+        self._permit = permit
+        self._waiters = list(taken.waiters)
+        self._hints = list(taken.hints)
+        self._resource = taken.kept.terms.resource
+        self._slot = taken.kept.slot
+        self._ended: Ended | None = None
+        self._cancelled = False
+        self._renewed = False
+        self._telling = 0
+
+    @workflow.run
+    async def run(self, taken: Taken) -> Ended:
+        """Is held until it ends; how it ended."""
+        del taken
+        serving = asyncio.ensure_future(self._serve())
+        while not serving.done():
+            try:
+                await asyncio.shield(serving)
+            except asyncio.CancelledError:
+                # Its parent is closed, or somebody has cancelled it: that is looked at, and takes its time.
+                self._cancelled = True
+        return serving.result()
+
+    async def _serve(self) -> Ended:
+        await self._share()
+        while self._ended is None:
+            left = timedelta(milliseconds=max(1, self._permit.expires_at_ms - _now_ms()))
+            try:
+                await workflow.wait_condition(self._has_to_act, timeout=left)
+            except TimeoutError:
+                await self._at_the_end_of_the_lease()
+                continue
+            if self._ended is None and self._cancelled:
+                await self._look(ending=True)
+            elif self._ended is None and self._may_go_on():
+                self._go_on()
+        await self._hand_on()
+        return self._ended
+
+    def _has_to_act(self) -> bool:
+        return self._ended is not None or self._cancelled or self._may_go_on()
+
+    def _may_go_on(self) -> bool:
+        long = workflow.info().get_current_history_length() >= EVENTS_MAX
+        return (self._renewed or long) and not self._telling
+
+    def _go_on(self) -> None:
+        """Continues as new, with another run timeout."""
+        taken = replace(self._taken.with_permit(self._permit), waiters=self._waiters, hints=self._hints)
+        workflow.continue_as_new(taken, run_timeout=taken.run_timeout(), memo={MEMO: taken.kept})
+
+    # Leases
+
+    async def _at_the_end_of_the_lease(self) -> None:
+        taken = self._taken
+        kept = taken.keep and not taken.leaving and (taken.until_ms is None or _now_ms() < taken.until_ms)
+        if kept:
+            await self._look(ending=False)
+        elif self._permit.expires_at_ms <= _now_ms():
+            await self._lose("its lease ran out", "lease-expired")
+
+    async def _look(self, *, ending: bool) -> None:
+        """Asks the server how the run stands that has the permit. `ending`: its parent may have closed."""
+        requester = self._taken.requester
+        self._cancelled = False
+        fate = "closed"
+        if requester.workflow_id:
+            owners = [Owner(requester.workflow_id, requester.run_id)]
+            (seen,) = await self._activity(LOOK, owners, list[Seen])
+            fate = seen.fate
+        if self._ended is not None:
+            return
+        if fate == "open" and ending:
+            await self._lose("its slot was cancelled by hand", "cancelled")
+        elif fate == "closed" and self._taken.on_close == "release":
+            self._ended = Ended("owner-closed")
+        elif fate in {"continued", "reset"}:
+            # The next run has a lease's time to adopt it, or to say that it holds it.
+            self._extend(self._permit.lease_ms, leaving=True)
+            if fate == "reset":
+                name = slot_id(self._resource, self._slot)
+                confirm = calls.Confirm(self._resource, self._permit.ticket, self._permit.fence, name)
+                await signal(requester.workflow_id, calls.CONFIRM_SIGNAL, confirm)
+        elif fate == "open" or (fate == "unknown" and self._taken.unknown < UNKNOWN_MAX):
+            self._extend(self._permit.lease_ms, unknown=self._taken.unknown + 1 if fate == "unknown" else 0)
+        else:
+            self._taken = replace(self._taken, leaving=True)
+
+    def _extend(self, lease_ms: int, *, leaving: bool = False, unknown: int = 0) -> None:
+        self._permit = replace(self._permit, lease_ms=lease_ms, expires_at_ms=_now_ms() + lease_ms)
+        self._taken = replace(self._taken, leaving=leaving, unknown=unknown)
+        self._renewed = True
+
+    async def _lose(self, why: str, how: str) -> None:
+        self._ended = Ended(how)
+        await self._say_lost(why)
+
+    async def _say_lost(self, why: str) -> None:
+        owner = self._taken.requester.workflow_id
+        if owner and self._taken.keep:  # of a permit that is plain data nobody waits to hear
+            lost = calls.Lost(self._resource, self._permit.ticket, self._permit.fence, why)
+            await signal(owner, calls.LOST_SIGNAL, lost)
+
+    # The line
+
+    async def _hand_on(self) -> None:
+        """Leaves its line to be told when it has ended; who comes meanwhile makes the server have this done again."""
+        await workflow.wait_condition(lambda: not self._telling)
+        if self._waiters or self._hints:
+            run_id, fence = workflow.info().run_id, self._permit.fence
+            hand_on = HandOn(self._resource, self._slot, run_id, self._waiters, self._hints, fence)
+            await self._activity(TELL, hand_on, type(None))
+
+    async def _tell_free(self, head: SlotWaiter, slot: int, rest: list[SlotWaiter]) -> bool:
+        free = Free(self._resource, slot, head.requester.request, rest, self._permit.fence)
+        return await signal(head.requester.workflow_id, calls.FREE_SIGNAL, free)
+
+    async def _share(self) -> None:
+        """With a line, looks for slots that became free while that was on its way here."""
+        others = [number for number in range(self._taken.kept.terms.capacity) if number != self._slot]
+        if not self._waiters or not others:
+            return
+        some = workflow.random().sample(others, min(SPARES_MAX, len(others)))
+        for number in await self._activity(IDLE, Slots(self._resource, some), list[int]):
+            await self._send_to(number)
+
+    async def _send_to(self, slot: int) -> bool:
+        """Sends the head of the line to another slot; False when nobody is there to go."""
+        while self._waiters:
+            if await self._tell_free(self._waiters.pop(0), slot, []):
+                return True
+        return False
+
+    async def _activity(self, name: str, arg: object, result: type[T]) -> T:
+        returned: T = await workflow.execute_local_activity(
+            name, arg, result_type=result, start_to_close_timeout=LOOK_LIMIT, retry_policy=AGAIN
+        )
+        return returned
+
+    # What runs and other slots say
+
+    @workflow.signal
+    async def wait(self, line: Line) -> None:
+        """Runs come to stand in the line; who holds it already, and asks again after a reset, is told so."""
+        known = {each.requester.request for each in self._waiters}
+        mine = [each for each in line.waiters if each.requester.request == self._taken.requester.request]
+        self._waiters += [each for each in line.waiters if each not in mine and each.requester.request not in known]
+        for each in mine:
+            self._taken = replace(self._taken, requester=each.requester, leaving=False)
+            granted = calls.Granted(self._permit, each.requester.request, slot_id(self._resource, self._slot))
+            await self._saying(signal(each.requester.workflow_id, calls.GRANTED_SIGNAL, granted))
+
+    @workflow.signal
+    def leave(self, request: str) -> None:
+        """Somebody does not wait any more, or has found another slot."""
+        self._waiters = [each for each in self._waiters if each.requester.request != request]
+
+    @workflow.signal
+    def hint(self, slot: int) -> None:
+        """Somebody stands in the line of that slot who has found this one busy too."""
+        self._hints = [slot, *(each for each in self._hints if each != slot)][:SPARES_MAX]
+
+    @workflow.signal
+    async def spare(self, spare: Spare) -> None:
+        """Another slot is free: whoever is the head of this line may have it."""
+        if self._waiters:
+            await self._saying(self._send_to(spare.slot))
+        elif spare.others:
+            asked, *others = spare.others
+            forward = Spare(spare.slot, others, spare.floor)
+            await self._saying(signal(slot_id(self._resource, asked), "spare", forward))
+
+    async def _saying(self, saying: Awaitable[Any]) -> None:
+        self._telling += 1
+        try:
+            await saying
+        finally:
+            self._telling -= 1
+
+    @workflow.signal
+    async def release(self, release: Release) -> None:
+        """The permit is given back; with its ticket alone, by an administrator. Others' releases change nothing."""
+        if self._ended is not None or release.ticket != self._permit.ticket:
+            return
+        by_admin = release.fence is None and not release.request
+        if not by_admin and release.fence != self._permit.fence and release.request != self._taken.requester.request:
+            return
+        self._ended = Ended("released", release.call)
+        if by_admin:
+            await self._saying(self._say_lost("it was released by its ticket"))
+
+    @workflow.signal
+    def renew(self, renewal: Renewal) -> None:
+        """The permit has a full lease again."""
+        if self._is_held(renewal.ticket, renewal.fence):
+            self._extend(renewal.lease_ms, leaving=self._taken.leaving)
+
+    @workflow.signal
+    def adopt(self, adoption: Adoption) -> None:
+        """A run takes the permit over; of two that adopt it the first wins."""
+        if not self._is_held(adoption.ticket, adoption.fence):
+            return
+        before, after = self._taken.requester, adoption.requester
+        same = (before.workflow_id, before.chain) == (after.workflow_id, after.chain)
+        if adoption.refence if adoption.refence is not None else not same:
+            self._permit = replace(self._permit, fence=max(self._permit.fence + 1, micros(workflow.now())))
+        until_ms = None if adoption.max_hold_ms is None else _now_ms() + adoption.max_hold_ms
+        self._taken = replace(self._taken, requester=after, keep=True, on_close=adoption.on_close, until_ms=until_ms)
+        self._extend(adoption.lease_ms)
+
+    @workflow.signal
+    def confirm(self, confirmed: Confirmed) -> None:
+        """A run that came out of a reset holds what the run before it held."""
+        if self._is_held(confirmed.ticket, confirmed.fence):
+            requester = replace(self._taken.requester, run_id=confirmed.run_id)
+            self._taken = replace(self._taken, requester=requester)
+            self._extend(self._permit.lease_ms)
+
+    def _is_held(self, ticket: str, fence: int) -> bool:
+        return self._ended is None and (self._permit.ticket, self._permit.fence) == (ticket, fence)
+
+    # What can be asked
+
+    @workflow.query
+    def permit(self, ticket: str, fence: int) -> Found:
+        """The permit with that fence."""
+        return Found(self._permit if self._is_held(ticket, fence) else None)
+
+    @workflow.query
+    def adopted(self, ticket: str, request: str) -> Found:
+        """The permit that a run has adopted by that request."""
+        held = self._ended is None and self._permit.ticket == ticket and self._taken.requester.request == request
+        return Found(self._permit if held else None)
+
+    @workflow.query
+    def line(self) -> list[SlotWaiter]:
+        """Who stands in the line."""
+        return self._waiters
+
+
+def _now_ms() -> int:
+    return micros(workflow.now()) // 1000

@@ -1,0 +1,242 @@
+"""The local activities by which workflow runs reach the slots of a resource, and slots each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from temporalio import activity
+from temporalio.client import (
+    Client,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowQueryFailedError,
+    WorkflowQueryRejectedError,
+)
+from temporalio.common import QueryRejectCondition
+from temporalio.service import RPCError, RPCStatusCode
+
+from redlease.models import Permit, Snapshot, Waiter
+
+from . import slot_calls as calls
+from .calls import Checking, Guard, Inspecting
+from .errors import LeaseLost, Unavailable
+from .hold import lease_lost
+from .slot import Slot
+
+ANSWER = timedelta(seconds=3)  # how long the server, or a slot's worker, may take to answer
+ENDS_IN_S = 3.0  # how long a released slot may take to end
+AT_ONCE = 20  # calls
+HINTED_MAX = 8  # slots that are told where somebody stands in line
+
+
+class Seen(NamedTuple):
+    """A slot that is held."""
+
+    slot: int
+    run_id: str
+    permit: Permit
+
+
+class SlotActivities:
+    """What workflow code calls, bound to the client of the worker that runs it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def local(self) -> list[Callable[..., Any]]:
+        """For workers that run workflows."""
+        return [self.claim, self.line_up, self.idle, self.release, self.renew, self.adopt, self.check, self.inspect]
+
+    # Taking a slot
+
+    @activity.defn(name=calls.CLAIM)
+    async def claim(self, started: calls.Started) -> Permit:
+        """The permit of a slot that was started just now: its fence is the time at which the server did so."""
+        try:
+            described = await self._handle(started.resource, started.slot, started.run_id).describe(rpc_timeout=ANSWER)
+            if started.left not in {None, started.slot}:
+                await self._signal(started.resource, started.left or 0, "leave", started.request)
+        except RPCError as error:
+            raise unavailable(started.resource, error) from error
+        return started.kept.permit_since(calls.micros(described.start_time), started.run_id)
+
+    @activity.defn(name=calls.LINE_UP)
+    async def line_up(self, line_up: calls.LineUp) -> list[int]:
+        """Stands in the line of the first slot, unless some are free: those are returned."""
+        resource, (home, *others) = line_up.resource, line_up.order
+        if not await self._signal(resource, home, "wait", calls.Line(line_up.waiters)):
+            return [home]
+        hinted_max = HINTED_MAX if line_up.hint else 0
+        hinted, looked_at = others[:hinted_max], others[hinted_max:]
+        busy = await _at_once(self._signal(resource, slot, "hint", home) for slot in hinted)
+        free = [slot for slot, is_busy in zip(hinted, busy, strict=True) if not is_busy]
+        return free or await self.idle(calls.Slots(resource, looked_at))
+
+    @activity.defn(name=calls.IDLE)
+    async def idle(self, slots: calls.Slots) -> list[int]:
+        """Those of some slots that are free."""
+        seen = await _at_once(self.look(slots.resource, slot) for slot in slots.numbers)
+        return [slot for slot, each in zip(slots.numbers, seen, strict=True) if each is None]
+
+    # With a permit
+
+    @activity.defn(name=calls.RELEASE)
+    async def release(self, call: calls.SlotCall) -> bool:
+        """Takes a ticket out; whether it was held. With `wait`, returns when the slot is free."""
+        assert call.release is not None
+        resource, release, slot = call.terms.resource, call.release, call.slot
+        seen = None
+        if slot is None or call.wait:
+            seen = await self.find(call, release.ticket, release.fence)
+            if seen is None:
+                return False
+            slot = seen.slot
+        if not await self._signal(resource, slot, "release", release) or seen is None:
+            return seen is None
+        try:
+            async with asyncio.timeout(ENDS_IN_S):
+                ended = await self._handle(resource, slot, seen.run_id).result()
+        except (TimeoutError, WorkflowFailureError):
+            return False
+        return isinstance(ended, calls.Ended) and ended.call == release.call
+
+    @activity.defn(name=calls.RENEW)
+    async def renew(self, call: calls.SlotCall) -> Permit:
+        """Gives a permit a new lease."""
+        assert call.renewal is not None
+        renewal = call.renewal
+        seen = await self.find(call, renewal.ticket, renewal.fence)
+        if seen is not None:
+            await self._signal(call.terms.resource, seen.slot, "renew", renewal)
+            found = await self._query(call.terms.resource, seen.slot, "permit", renewal.ticket, renewal.fence)
+            if found is not None and found.permit is not None:
+                permit: Permit = found.permit
+                return permit
+        raise gone(call.terms.resource, renewal.ticket, renewal.fence)
+
+    @activity.defn(name=calls.ADOPT)
+    async def adopt(self, call: calls.SlotCall) -> Permit:
+        """Takes a permit over for a run."""
+        assert call.adoption is not None
+        adoption = call.adoption
+        seen = await self.find(call, adoption.ticket, None)
+        if seen is not None:
+            await self._signal(call.terms.resource, seen.slot, "adopt", adoption)
+            asked = (adoption.ticket, adoption.requester.request)
+            found = await self._query(call.terms.resource, seen.slot, "adopted", *asked)
+            if found is not None and found.permit is not None:
+                adopted: Permit = found.permit
+                return adopted
+        raise gone(call.terms.resource, adoption.ticket, adoption.fence)
+
+    @activity.defn(name=calls.CHECK)
+    async def check(self, checking: Checking) -> bool:
+        """Whether a permit is held now."""
+        call = calls.SlotCall(checking.terms)
+        return await self.find(call, checking.ticket, checking.fence) is not None
+
+    async def has(self, guard: Guard) -> bool:
+        """Whether the permit that guards an activity is held now."""
+        slot = int(guard.kept_by.rsplit(":", 1)[1])
+        seen = await self.look(guard.resource, slot)
+        return seen is not None and (seen.permit.ticket, seen.permit.fence) == (guard.ticket, guard.fence)
+
+    @activity.defn(name=calls.INSPECT)
+    async def inspect(self, inspecting: Inspecting) -> Snapshot:
+        """Looks at a resource: its slots, and the lines that stand at them."""
+        terms, limit = inspecting.terms, inspecting.limit
+        found = await _at_once(self.look(terms.resource, slot) for slot in range(terms.capacity))
+        held = [seen for seen in found if seen is not None]
+        lines = await _at_once(self._query(terms.resource, seen.slot, "line") for seen in held)
+        waiters = {each.requester.request: each for line in lines for each in line or []}
+        return Snapshot(
+            terms.resource,
+            terms.capacity,
+            tuple(sorted((seen.permit for seen in held), key=lambda permit: permit.granted_at_ms)[:limit]),
+            tuple(Waiter(each.ticket, 1, each.requester.workflow_id, {}, 0) for each in waiters.values())[:limit],
+            max((seen.permit.fence for seen in held), default=0),
+            0,
+        )
+
+    # How it is done
+
+    async def find(self, call: calls.SlotCall, ticket: str, fence: int | None) -> Seen | None:
+        """The slot that is held by a ticket, and under that fence if one is given."""
+        slots = range(call.terms.capacity) if call.slot is None else [call.slot]
+        found: list[Seen | None] = await _at_once(self.look(call.terms.resource, slot) for slot in slots)
+        for seen in found:
+            if seen is not None and seen.permit.ticket == ticket and fence in {None, seen.permit.fence}:
+                return seen
+        return None
+
+    async def look(self, resource: str, slot: int) -> Seen | None:
+        """The permit of a slot, None when it is free. The server knows: no worker of the slot's is asked."""
+        try:
+            described = await self._handle(resource, slot).describe(rpc_timeout=ANSWER)
+            if described.status != WorkflowExecutionStatus.RUNNING:
+                return None
+            kept = await described.memo_value(calls.MEMO, type_hint=calls.Kept)
+        except RPCError as error:
+            if error.status == RPCStatusCode.NOT_FOUND:
+                return None
+            raise unavailable(resource, error) from error
+        return Seen(slot, described.run_id, kept.permit_since(calls.micros(described.start_time), described.run_id))
+
+    def _handle(self, resource: str, slot: int, run_id: str | None = None) -> WorkflowHandle[Any, Any]:
+        return self._client.get_workflow_handle(
+            calls.slot_id(resource, slot), run_id=run_id, result_type=calls.Ended if run_id else None
+        )
+
+    async def _signal(self, resource: str, slot: int, name: str, said: object) -> bool:
+        """Signals a slot; False when it is free."""
+        try:
+            await self._handle(resource, slot).signal(name, said, rpc_timeout=ANSWER)
+        except RPCError as error:
+            if error.status == RPCStatusCode.NOT_FOUND:
+                return False
+            raise unavailable(resource, error) from error
+        return True
+
+    async def _query(self, resource: str, slot: int, name: str, *args: Any) -> Any:
+        """Asks a slot; None when it is free."""
+        while True:
+            try:
+                return await self._handle(resource, slot).query(
+                    getattr(Slot, name), args=args, reject_condition=QueryRejectCondition.NOT_OPEN, rpc_timeout=ANSWER
+                )
+            except WorkflowQueryRejectedError as error:
+                if error.status != WorkflowExecutionStatus.CONTINUED_AS_NEW:
+                    return None  # and if it is, the next run has the answer
+            except WorkflowQueryFailedError as error:
+                raise unavailable(resource, error) from error
+            except RPCError as error:
+                if error.status == RPCStatusCode.NOT_FOUND:
+                    return None
+                raise unavailable(resource, error) from error
+
+
+def unavailable(resource: str, error: Exception) -> Unavailable:
+    """The error for slots that could not be reached."""
+    message = f"resource {resource!r}: its slots did not answer ({error}). It is safe to try again"
+    return Unavailable(message, resource=resource)
+
+
+def gone(resource: str, ticket: str, fence: int) -> LeaseLost:
+    """The error for a permit that is not held any more."""
+    return lease_lost(Guard(resource, ticket, fence), "it lapsed, was released, or was adopted by another run")
+
+
+async def _at_once(work: Any) -> list[Any]:
+    """The results of many calls, so many of which are under way at one time."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def one(each: Any) -> Any:
+        async with turn:
+            return await each
+
+    return await asyncio.gather(*(one(each) for each in work))

@@ -1,0 +1,140 @@
+"""Workflows whose number is limited, for the tests of admission."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ApplicationError
+
+from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
+
+
+@dataclass
+class Job:
+    """What a workflow is started with: `how` is how it goes on when it is told to."""
+
+    customer: str = "a"
+    how: str = "complete"
+
+
+class Told:
+    """What waits until it is told to go on."""
+
+    def __init__(self) -> None:
+        self._proceed = False
+
+    @workflow.signal
+    def proceed(self) -> None:
+        """Let it go on."""
+        self._proceed = True
+
+    @workflow.update
+    def look(self) -> str:
+        """Return the run."""
+        return workflow.info().run_id
+
+    async def told(self) -> None:
+        """Wait until it is."""
+        await workflow.wait_condition(lambda: self._proceed)
+
+
+@concurrency(max=2)
+@workflow.defn
+class Two(Told):
+    """Of which two run at once."""
+
+    @workflow.run
+    async def run(self, job: Job) -> str:
+        """End as asked for, when told to."""
+        await self.told()
+        if job.how == "fail":
+            raise ApplicationError("as was asked for", non_retryable=True)
+        if job.how == "retry" and workflow.info().attempt < 3:
+            raise ApplicationError("as was asked for")
+        if job.how.startswith("continue"):
+            workflow.continue_as_new(Job(job.customer, job.how.removeprefix("continue ")))
+        return job.how
+
+
+@concurrency(max=1, key=lambda job: job.customer)
+@workflow.defn
+class OneEach(Told):
+    """Of which one runs for each customer."""
+
+    @workflow.run
+    async def run(self, job: Job) -> str:
+        """End when told to."""
+        await self.told()
+        return job.customer
+
+
+@workflow.defn
+class Parent(Told):
+    """A workflow that starts limited children."""
+
+    @workflow.run
+    async def run(self, count: int) -> list[str]:
+        """Return how each start went, and end when told to."""
+        outcomes = []
+        handles = []
+        for number in range(count):
+            try:
+                handle = await workflow.start_child_workflow(
+                    OneEach.run,
+                    Job(customer="child"),
+                    id=f"{workflow.info().workflow_id}-{number}",
+                    run_timeout=timedelta(minutes=1),
+                )
+            except WorkflowConcurrencyLimitExceeded as error:
+                outcomes.append(f"{error.workflow_type} {error.partition_key} {error.limit}")
+            else:
+                handles.append(handle)
+                outcomes.append("started")
+        await self.told()
+        for handle in handles:
+            await handle.signal(OneEach.proceed)
+            outcomes.append(await handle)
+        return outcomes
+
+
+AGAIN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_attempts=3)
+
+
+@concurrency(max=2, key=lambda job: job.customer, backend="slots")
+@workflow.defn
+class TwoBySlots(Told):
+    """Of which two run at once for each customer, without Redis."""
+
+    @workflow.run
+    async def run(self, job: Job) -> str:
+        """End as asked for, when told to."""
+        await self.told()
+        if job.how == "fail":
+            raise ApplicationError("as was asked for", non_retryable=True)
+        if job.how.startswith("continue"):
+            workflow.continue_as_new(Job(job.customer, job.how.removeprefix("continue ")))
+        return job.how
+
+
+@workflow.defn
+class ParentBySlots(Told):
+    """A workflow that starts limited children, without Redis."""
+
+    @workflow.run
+    async def run(self, customer: str, count: int) -> int:
+        """Start children until one is refused, and end when told to; return how many were started."""
+        for number in range(count):
+            try:
+                await workflow.start_child_workflow(
+                    TwoBySlots.run,
+                    Job(customer),
+                    id=f"{workflow.info().workflow_id}-{number}",
+                    parent_close_policy=workflow.ParentClosePolicy.TERMINATE,
+                )
+            except WorkflowConcurrencyLimitExceeded:
+                await self.told()
+                return number
+        return count

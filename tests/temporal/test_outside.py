@@ -1,0 +1,151 @@
+"""Slots that services hold, which are no workflows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from backend_bench import Bench
+from backend_flows import WORKFLOWS, Actor, Asking, Holder, guarded
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from redlease import AcquireTimeout, LeaseLost
+from redlease_temporal import outside
+from redlease_temporal.worker import RedleasePlugin
+
+from helpers import cancel, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from redlease_temporal.outside import SlotSemaphore
+
+    from temporal_server import TemporalServer
+
+
+@pytest.fixture
+async def client(temporal_server: TemporalServer, task_queue: str, prefix: str) -> AsyncIterator[Client]:
+    """A client whose plugin has no Redis, beside a worker for all workflows."""
+    client = await Client.connect(temporal_server.address, plugins=[RedleasePlugin(prefix=prefix)])
+    async with Worker(client, task_queue=task_queue, workflows=WORKFLOWS, activities=[guarded]):
+        yield client
+
+
+@pytest.fixture
+def bench(client: Client, task_queue: str) -> Bench:
+    """A resource of its own."""
+    return Bench(client, task_queue, "slots")
+
+
+@pytest.fixture
+def pool(bench: Bench) -> SlotSemaphore:
+    """The resource as a service sees it."""
+    return outside.lock(bench.client, bench.on.resource, lease=2.0)
+
+
+async def test_services_and_workflows_exclude_each_other(bench: Bench, pool: SlotSemaphore) -> None:
+    """A workflow waits for a service, and a service for a workflow, each under a higher fence."""
+    async with pool.hold(owner="svc-a") as hold:
+        holder = await bench.holder()
+
+        async def waits() -> bool:
+            return bool((await pool.inspect()).waiters)
+
+        await eventually(waits)
+        (held,) = (await pool.inspect()).holders
+        assert (held.owner, held.fence) == ("svc-a", hold.fence)
+    fence = await asyncio.wait_for(holder.execute_update(Holder.until_held), 3)
+    assert fence > hold.fence
+    waiting = asyncio.create_task(pool.acquire())
+    await holder.signal(Holder.proceed)
+    permit = await asyncio.wait_for(waiting, 3)
+    assert permit.fence > fence
+    assert await pool.check(permit)
+    assert await pool.release(permit)
+    assert not await pool.release(permit)
+    assert not await pool.check(permit)
+
+
+async def test_a_hold_is_renewed(bench: Bench, pool: SlotSemaphore) -> None:
+    """It outlives its lease, with the fence that it had."""
+    actor = await bench.actor()
+    async with pool.hold() as hold:
+        fence = hold.fence
+        assert await bench.failing(actor, Actor.acquire, Asking(timeout=3.5)) == "AcquireTimeout"
+        hold.check()
+        assert (hold.fence, hold.lost) == (fence, False)
+        assert 0 < hold.remaining() <= 2.0
+    assert await bench.do(actor, Actor.acquire, Asking(timeout=1))
+
+
+async def test_what_nobody_renews_lapses(pool: SlotSemaphore) -> None:
+    """The permit of a service that has died is free when its lease is over, and cannot be renewed after that."""
+    permit = await pool.acquire()
+    other = await pool.acquire(timeout=6)
+    assert other.fence > permit.fence
+    with pytest.raises(LeaseLost):
+        await pool.renew(permit)
+    await pool.release(other)
+
+
+async def test_a_renewal_by_hand(pool: SlotSemaphore) -> None:
+    """It says until when the permit is held from then on."""
+    permit = await pool.acquire()
+    renewed = await pool.renew(permit, lease=60)
+    assert (renewed.fence, renewed.lease_ms) == (permit.fence, 60_000)
+    assert renewed.expires_at_ms > permit.expires_at_ms
+    await pool.release(renewed)
+
+
+async def test_a_lost_hold_ends_its_body(bench: Bench, pool: SlotSemaphore) -> None:
+    """The task in the block is cancelled, and the block ends with LeaseLost."""
+    with pytest.raises(LeaseLost):
+        async with pool.hold() as hold:
+            await bench.client.get_workflow_handle(f"permit:{pool.name}:0").terminate()
+            await asyncio.sleep(10)
+    assert hold.lost
+    with pytest.raises(LeaseLost):
+        hold.check()
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
+async def test_the_error_of_a_body_is_kept(bench: Bench, pool: SlotSemaphore) -> None:
+    """What the body raises comes out of the block, and the loss is a note on it."""
+    with pytest.raises(ZeroDivisionError) as raised:
+        async with pool.hold():
+            await bench.client.get_workflow_handle(f"permit:{pool.name}:0").terminate()
+            try:
+                await asyncio.sleep(10)
+            finally:
+                raise ZeroDivisionError
+    assert any("no longer held" in note for note in raised.value.__notes__)
+
+
+async def test_giving_up_leaves_nothing(pool: SlotSemaphore) -> None:
+    """Neither a timeout nor a cancellation, wherever it strikes, leaves a slot taken."""
+    permit = await pool.acquire()
+    with pytest.raises(AcquireTimeout):
+        await pool.acquire(timeout=0.3)
+    await pool.release(permit)
+    for turns in range(0, 60, 6):
+        task = asyncio.create_task(pool.acquire(ticket=f"t{turns}"))
+        await asyncio.sleep(turns / 2000)
+        await cancel(task)
+        if not task.cancelled():
+            await pool.release(task.result())
+        await pool.release(await pool.acquire(timeout=1.5))
+
+
+async def test_what_is_refused(bench: Bench, client: Client) -> None:
+    """A coordinator has no holders outside, and a client without the plugin does not know where slots run."""
+    with pytest.raises(ValueError, match="coordinator"):
+        outside.semaphore(client, "r", 3, backend="coordinator")
+    with pytest.raises(ValueError, match="capacity"):
+        outside.semaphore(client, "r", 1001)
+    plain = await Client.connect(client.service_client.config.target_host)
+    with pytest.raises(ValueError, match="plugin"):
+        outside.lock(plain, bench.on.resource)

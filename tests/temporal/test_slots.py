@@ -1,0 +1,249 @@
+"""What slots do beyond what every backend does."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from backend_bench import Bench, timed
+from backend_flows import WORKFLOWS, Actor, Asking, Holder, guarded
+from temporal_tools import names_of, reset
+from temporalio.client import Client, WorkflowHandle
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import Worker
+
+from redlease_temporal import slot_backend
+from redlease_temporal.worker import RedleasePlugin
+
+from helpers import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from redlease import Permit
+
+    from temporal_server import TemporalServer
+
+
+@pytest.fixture
+async def client(temporal_server: TemporalServer, task_queue: str, prefix: str) -> AsyncIterator[Client]:
+    """A client whose plugin has no Redis, beside a worker for all workflows."""
+    client = await Client.connect(temporal_server.address, plugins=[RedleasePlugin(prefix=prefix)])
+    async with Worker(client, task_queue=task_queue, workflows=WORKFLOWS, activities=[guarded]):
+        yield client
+
+
+@pytest.fixture
+def bench(client: Client, task_queue: str) -> Bench:
+    """A resource of its own."""
+    return Bench(client, task_queue, "slots")
+
+
+def slot(bench: Bench, number: int = 0) -> WorkflowHandle[Any, Any]:
+    """Return the workflow that is a slot."""
+    return bench.client.get_workflow_handle(f"permit:{bench.on.resource}:{number}")
+
+
+async def line_of(bench: Bench, count: int) -> list[str]:
+    """Return the line of the only slot, as soon as so many stand in it."""
+
+    async def so_many() -> list[str] | None:
+        line = [each["requester"]["workflow_id"] for each in await slot(bench).query("line")]
+        return line if len(line) == count else None
+
+    line: list[str] = await eventually(so_many)
+    return line
+
+
+async def test_a_terminated_parent_frees_its_slot_at_once(bench: Bench) -> None:
+    """The slot of a terminated run ends within 100 ms, at the best of three times on a machine with other work."""
+    times = []
+    for _ in range(3):
+        holder = await bench.holder(lease=30.0)
+        await holder.execute_update(Holder.until_held)
+        held = bench.client.get_workflow_handle(slot(bench).id, run_id=(await slot(bench).describe()).run_id)
+        ended = asyncio.create_task(held.result())
+        await asyncio.sleep(0.1)  # until the server has the call that waits for the end
+        times.append(await timed(holder.terminate(), ended))
+    assert min(times) <= 0.1, times
+
+
+async def test_a_reset_parent_that_is_terminated_frees_its_slot_within_a_lease(bench: Bench) -> None:
+    """The server closes no child of a run that was reset; the slot finds out when its lease ends."""
+    holder, actor = await bench.holder(lease=2.0), await bench.actor()
+    fence = await holder.execute_update(Holder.until_held)
+    again = await reset(bench.client, holder, -1)
+    assert await again.execute_update(Holder.until_held) == fence
+    await again.terminate()
+    assert await timed(bench.do(actor, Actor.acquire, Asking(timeout=10))) < 2.0 + 1.5
+
+
+async def test_a_permit_that_goes_from_run_to_run_keeps_its_slot(bench: Bench) -> None:
+    """Its fence is the same in the next run, and so is the run of the slot that its metadata name."""
+    holder, actor = await bench.holder("hand on"), await bench.actor()
+    fence = await holder.execute_update(Holder.until_held)
+    (before,) = (await bench.seen(actor)).holders
+    await holder.signal(Holder.proceed)
+    latest = bench.client.get_workflow_handle(holder.id)
+
+    async def goes_on() -> bool:
+        return (await latest.describe()).run_id != holder.result_run_id and await latest.query(Holder.fence) == fence
+
+    await eventually(goes_on)
+    (after,) = (await bench.seen(actor)).holders
+    assert (after.fence, after.metadata) == (before.fence, before.metadata)
+    assert after.metadata["redlease.slot"] == "0"
+    assert after.metadata["redlease.run"]
+
+
+async def test_twelve_waiters_one_by_one(bench: Bench) -> None:
+    """First come, first served; nobody bounces more than on entry."""
+    actor = await bench.actor()
+    permit = await bench.do(actor, Actor.acquire, Asking())
+    tasks = []
+    for number in range(1, 13):
+        tasks.append(asyncio.create_task(bench.consume(0.0)))
+        await line_of(bench, number)
+    await bench.do(actor, Actor.release, permit)
+    fences = await asyncio.gather(*tasks)
+    assert all(before < after for before, after in pairwise(fences)), fences
+    consumers = [bench.client.get_workflow_handle(f"{bench.queue}-{number}") for number in range(2, 14)]
+    events = [len(await names_of(consumer)) for consumer in consumers]
+    assert max(events) <= 41, events
+
+
+async def test_waiters_that_died_are_passed_over(bench: Bench) -> None:
+    """Two terminated waiters ahead cost the live one no back-off."""
+    actor = await bench.actor()
+    permit = await bench.do(actor, Actor.acquire, Asking())
+    waiters = []
+    for number in range(1, 4):
+        waiters.append(await bench.holder())
+        await line_of(bench, number)
+    for dead in waiters[:2]:
+        await dead.terminate()
+    await bench.do(actor, Actor.release, permit)
+    assert await asyncio.wait_for(waiters[2].execute_update(Holder.until_held), 2)
+    await waiters[2].signal(Holder.proceed)
+
+
+async def test_an_offer_to_a_run_that_gave_up_goes_on(bench: Bench) -> None:
+    """Who has timed out is out of the line, and an offer that was on its way to it goes to the next."""
+    actor, gone = await bench.actor(), await bench.actor()
+    await bench.do(actor, Actor.acquire, Asking())
+    assert await bench.failing(gone, Actor.acquire, Asking(timeout=0.3)) == "AcquireTimeout"
+    patient = await bench.holder()
+    assert await line_of(bench, 1) == [patient.id]
+    (waiter,) = await slot(bench).query("line")
+    await slot(bench).terminate()  # which tells nobody
+    await gone.signal("redlease.free", {"resource": bench.on.resource, "slot": 0, "request": "?", "rest": [waiter]})
+    assert await asyncio.wait_for(patient.execute_update(Holder.until_held), 2)
+    await patient.signal(Holder.proceed)
+
+
+async def test_the_net_catches_who_was_not_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that is terminated says nothing to its line, and those in it find out by themselves."""
+    monkeypatch.setattr(slot_backend, "BACKOFF_S", (0.5, 0.5))
+    actor, waiting = await bench.actor(), await bench.holder()
+    await waiting.execute_update(Holder.until_held)
+    second = await bench.holder()
+    await line_of(bench, 1)
+    await slot(bench).terminate()
+    assert await waiting.result() == "lost"
+    await asyncio.wait_for(second.execute_update(Holder.until_held), 5)
+    await second.signal(Holder.proceed)
+    await second.result()
+    assert await bench.do(actor, Actor.acquire, Asking(timeout=2))
+
+
+async def test_a_slot_that_is_cancelled_by_hand_ends(bench: Bench) -> None:
+    """An administrator takes a permit away by cancelling its slot, and the holder is told."""
+    holder = await bench.holder()
+    await holder.execute_update(Holder.until_held)
+    await slot(bench).cancel()
+    assert await holder.result() == "lost"
+
+
+@pytest.mark.parametrize("capacity", [2, 12])
+async def test_no_slot_stays_idle_while_somebody_waits(bench: Bench, capacity: int) -> None:
+    """Whichever slot is released, a waiter in the line of another has it at once, not after a back-off."""
+    actor = await bench.actor()
+    permits: list[Permit] = [await bench.do(actor, Actor.acquire, Asking(), capacity=capacity) for _ in range(capacity)]
+    assert len({permit.metadata["redlease.slot"] for permit in permits}) == capacity
+    waiting = asyncio.create_task(bench.do(await bench.actor(), Actor.acquire, Asking(), capacity=capacity))
+    waiter = f"{bench.queue}-2"
+
+    async def waits() -> bool:
+        # Its last event is the timer of the back-off: it stands in line.
+        return (await names_of(bench.client.get_workflow_handle(waiter)))[-1] == "TIMER_STARTED"
+
+    await eventually(waits)
+    # With more slots than eight besides the one where it stands, those that were not told of it are left out.
+    told = [permit for permit in permits if await is_told(bench, permit)]
+    await bench.do(actor, Actor.release, told[-1], capacity=capacity)
+    got: Permit = await asyncio.wait_for(waiting, 2)
+    assert got.metadata["redlease.slot"] == told[-1].metadata["redlease.slot"]
+    assert len(told) >= min(capacity, 9)
+
+
+async def is_told(bench: Bench, permit: Permit) -> bool:
+    """Tell whether a slot knows that somebody waits."""
+    names = await names_of(slot(bench, int(permit.metadata["redlease.slot"])))
+    return "WORKFLOW_EXECUTION_SIGNALED" in names
+
+
+@pytest.mark.parametrize(
+    ("asking", "on"),
+    [(Asking(weight=2), {"capacity": 2}), (Asking(), {"max_waiters": 1}), (Asking(), {"capacity": 1001})],
+    ids=["weight", "max_waiters", "capacity"],
+)
+async def test_what_slots_cannot_do_is_refused(bench: Bench, asking: Asking, on: dict[str, Any]) -> None:
+    """Weights, a bound for the waiters and a thousand slots end in a clear error, and take nothing."""
+    actor = await bench.actor()
+    assert await bench.failing(actor, Actor.acquire, asking, **on) == "ValueError"
+
+
+async def test_the_makespan_of_the_demo(bench: Bench) -> None:
+    """Eight consumers of 200 ms at three at a time take at most twice what they would without waste."""
+    await bench.makespan_within(2.0)
+
+
+@pytest.mark.timeout(180)
+async def test_two_hundred_wait_for_ten_minutes(
+    time_skipping_server_path: str | None, task_queue: str, prefix: str
+) -> None:
+    """On one slot set in skipped time, no workflow's history grows over 2,000 events."""
+    async with (
+        await WorkflowEnvironment.start_time_skipping(
+            test_server_existing_path=time_skipping_server_path, plugins=[RedleasePlugin(prefix=prefix)]
+        ) as env,
+        Worker(env.client, task_queue=task_queue, workflows=WORKFLOWS, activities=[guarded]),
+    ):
+        bench = Bench(env.client, task_queue, "slots")
+        on: dict[str, Any] = {"capacity": 3, "lease": 60.0}
+        holders = [await bench.holder(**on) for _ in range(3)]
+        for holder in holders:
+            await holder.execute_update(Holder.until_held)
+        waiters = [await bench.holder(timeout=600.0, **on) for _ in range(200)]
+        # One after the other: the server that skips time minds many who let it do so at one time.
+        assert [await waiter.result() for waiter in waiters] == ["timed out"] * 200
+        longest = [len(await names_of(handle)) for handle in [*holders, *waiters]]
+        assert max(longest) <= 2000, max(longest)
+        slots = [len(await names_of(run)) for number in range(3) for run in await runs_of(bench, number)]
+        assert max(slots) <= 2000, slots
+        assert len(slots) > 3
+
+
+async def runs_of(bench: Bench, number: int) -> list[WorkflowHandle[Any, Any]]:
+    """Return the run that a slot has now, and those before it, as far as they can be told from its input."""
+    latest = slot(bench, number)
+    runs = []
+    run_id: str | None = (await latest.describe()).run_id
+    while run_id:
+        run = bench.client.get_workflow_handle(latest.id, run_id=run_id)
+        runs.append(run)
+        started = (await run.fetch_history()).events[0].workflow_execution_started_event_attributes
+        run_id = started.continued_execution_run_id or None
+    return runs
