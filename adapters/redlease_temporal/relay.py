@@ -468,7 +468,9 @@ class Relay:
                 holders = {permit.ticket for permit in (await semaphore.inspect()).holders}
                 for watcher in list(self._watchers.values()):
                     watch = watcher.watch
-                    if watch.token and watch.ticket in holders and watch.terms.resource == semaphore.name:
+                    if not isinstance(watcher, Watcher) or not watch.token:
+                        continue
+                    if watch.ticket in holders and watch.terms.resource == semaphore.name:
                         await watcher.handed_over.wait()
 
     def _leaving(self, giving: calls.Giving) -> Watch:
