@@ -177,7 +177,8 @@ class Semaphore:
         """Gives a permit back; whether it was held until now. May be repeated, and survives cancellation.
 
         With Redis away it returns False within a second; what is left to do is done by an activity of the library, or
-        when this run ends. On slots it returns when the slot is free. With a ticket instead of a permit this is administrative: no fence is checked.
+        when this run ends. On slots it returns when the slot is free. With a ticket instead of a permit this is
+        administrative: no fence is checked.
         """
         if isinstance(permit, str):
             ticket = misuse(limits.checked_text, "ticket", permit, limits.TICKET_BYTES_MAX)
