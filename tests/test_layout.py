@@ -59,6 +59,7 @@ ADAPTER_ROWS = (
     {"primitives"},
     {"coordinator", "slot"},
     {"owners", "turns"},
+    {"endings"},
     {"coordinator_activities", "slot_activities", "usher"},
     {"keepers"},
     {"admission", "slot_admission"},

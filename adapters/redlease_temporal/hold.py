@@ -47,7 +47,7 @@ def lease_lost(guard: Guard, why: str) -> LeaseLost:
 
 
 class Hold:
-    """A permit that this run holds: renewed by relays as long as the run is open, without an event in its history.
+    """A permit that this run holds: kept as long as the run is open, without an event in its history.
 
     As `async with` block it releases the permit at the end. If the permit is lost meanwhile, the task that entered the
     block is cancelled and `LeaseLost` is raised from the block (`on_lost="cancel"`), or only `lost` tells of it

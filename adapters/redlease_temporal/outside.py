@@ -14,7 +14,7 @@ import secrets
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from temporalio.client import Client, WorkflowFailureError
+from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError
@@ -25,6 +25,7 @@ from redlease.models import Permit, Snapshot
 from . import slot_calls as calls
 from .calls import Checking, Inspecting, Terms
 from .coordinator_calls import Release, Renewal, Requester
+from .endings import end_of
 from .settings import Duration
 from .slot import Slot
 from .slot_activities import SlotActivities, gone
@@ -223,8 +224,8 @@ class SlotSemaphore:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def _end_of(self, slot: int, run_id: str) -> None:
-        with contextlib.suppress(WorkflowFailureError, RPCError):
-            await self._client.get_workflow_handle(calls.slot_id(self.name, slot), run_id=run_id).result()
+        with contextlib.suppress(RPCError):
+            await end_of(self._client, self.name, slot, run_id, follow=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

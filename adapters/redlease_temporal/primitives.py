@@ -126,7 +126,7 @@ class Semaphore:
         """Acquires a permit if that takes no waiting; None otherwise.
 
         Raises:
-            Unavailable: Redis was not reached within a second.
+            Unavailable: What keeps the resource was not reached in time.
         """
         run = current()
         wish = self._wish(run, ticket, weight, owner, metadata, keep=False, queue=False)
@@ -165,7 +165,7 @@ class Semaphore:
 
         Raises:
             LeaseLost: It is no longer held under its fence.
-            Unavailable: Redis was not reached within a second.
+            Unavailable: What keeps the resource was not reached in time.
         """
         self._own(permit)
         lease_ms = permit.lease_ms
@@ -177,7 +177,8 @@ class Semaphore:
         """Gives a permit back; whether it was held until now. May be repeated, and survives cancellation.
 
         With Redis away it returns False within a second; what is left to do is done by an activity of the library, or
-        when this run ends. With a ticket instead of a permit this is administrative: no fence is checked.
+        when this run ends. On slots it returns when the slot is free. With a ticket instead of a permit this is
+        administrative: no fence is checked.
         """
         if isinstance(permit, str):
             ticket = misuse(limits.checked_text, "ticket", permit, limits.TICKET_BYTES_MAX)
@@ -186,10 +187,10 @@ class Semaphore:
         return await to_its_end(self._backend.release(calls.Giving(self._terms, permit.ticket, permit.fence)))
 
     async def check(self, permit: Permit) -> bool:
-        """Whether Redis has the permit as held now, under its fence.
+        """Whether the permit is held now, under its fence, as what keeps the resource says.
 
         Raises:
-            Unavailable: Redis was not reached within a second.
+            Unavailable: What keeps the resource was not reached in time.
         """
         self._own(permit)
         return await self._backend.check(calls.Checking(self._terms, permit.ticket, permit.fence))
@@ -200,7 +201,7 @@ class Semaphore:
         The result stands in the history of the run: keep it small.
 
         Raises:
-            Unavailable: Redis was not reached within a second.
+            Unavailable: What keeps the resource was not reached in time.
         """
         misuse(limits.checked_count, "limit", limit)
         return await self._backend.inspect(calls.Inspecting(self._terms, limit))

@@ -11,7 +11,6 @@ from temporalio import activity
 from temporalio.client import (
     Client,
     WorkflowExecutionStatus,
-    WorkflowFailureError,
     WorkflowHandle,
     WorkflowQueryFailedError,
     WorkflowQueryRejectedError,
@@ -23,6 +22,7 @@ from redlease.models import Permit, Snapshot, Waiter
 
 from . import slot_calls as calls
 from .calls import Checking, Guard, Inspecting
+from .endings import end_of
 from .errors import LeaseLost, Unavailable
 from .hold import lease_lost
 from .slot import Slot
@@ -100,10 +100,10 @@ class SlotActivities:
             return seen is None
         try:
             async with asyncio.timeout(ENDS_IN_S):
-                ended = await self._handle(resource, slot, seen.run_id).result()
-        except (TimeoutError, WorkflowFailureError):
+                ended = await end_of(self._client, resource, slot, seen.run_id)
+        except (TimeoutError, RPCError):
             return False
-        return isinstance(ended, calls.Ended) and ended.call == release.call
+        return ended is not None and ended.call == release.call
 
     @activity.defn(name=calls.RENEW)
     async def renew(self, call: calls.SlotCall) -> Permit:
@@ -188,9 +188,7 @@ class SlotActivities:
         return Seen(slot, described.run_id, kept.permit_since(calls.micros(described.start_time), described.run_id))
 
     def _handle(self, resource: str, slot: int, run_id: str | None = None) -> WorkflowHandle[Any, Any]:
-        return self._client.get_workflow_handle(
-            calls.slot_id(resource, slot), run_id=run_id, result_type=calls.Ended if run_id else None
-        )
+        return self._client.get_workflow_handle(calls.slot_id(resource, slot), run_id=run_id)
 
     async def _signal(self, resource: str, slot: int, name: str, said: object) -> bool:
         """Signals a slot; False when it is free."""

@@ -255,13 +255,15 @@ class SlotBackend:
             del post.kept[key], post.slots[key]
             post.children.pop(key, None)
         release = Release(giving.ticket, giving.fence, call=post.call_name())
-        if not wait or child is None:
+        if child is None:
             return await self._send(to.SlotCall(self._terms, slot, release=release, wait=wait))
-        if child.done():
+        if child.done() or slot is None:
             return False
-        # The end of a child is an event: were it to come in a task that ends the run, all that is done locally in that
-        # task would be done anew. So it is waited for, outside of the task that releases.
-        await self._send(to.SlotCall(self._terms, slot, release=release))
+        # The end of a child is an event. Were it to come in a task that ends the run, the server would have that task
+        # done anew, with all that was done locally in it. So the slot is told by a command, and not from such a task.
+        delivered = await signal(to.slot_id(self._terms.resource, slot), "release", release)
+        if not delivered or not wait:
+            return delivered
         await workflow.wait([child], timeout=ENDS_IN_S)
         ended = child.result() if child.done() and child.exception() is None else None
         return ended is not None and ended.call == release.call

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from temporalio import activity
-from temporalio.client import Client, WorkflowFailureError
+from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from .calls import FREE_SIGNAL
+from .endings import end_of
 from .slot_calls import TELL, Free, HandOn, Spare, slot_id
 
 logger = logging.getLogger("redlease.temporal")
@@ -58,10 +59,8 @@ class Usher:
             logger.warning("the next in a slot's line was not told; it finds out by itself: %s", task.exception())
 
     async def _tell(self, hand_on: HandOn) -> None:
-        handle = self._client.get_workflow_handle(slot_id(hand_on.resource, hand_on.slot), run_id=hand_on.run_id)
         async with asyncio.timeout(ENDS_IN_S):
-            with contextlib.suppress(WorkflowFailureError):
-                await handle.result(follow_runs=False)
+            await end_of(self._client, hand_on.resource, hand_on.slot, hand_on.run_id)
         rest = hand_on.waiters
         while rest:
             head, *rest = rest

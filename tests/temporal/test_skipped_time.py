@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from backend_flows import WORKFLOWS, On, Timed, guarded
+from temporalio.api.enums.v1 import EventType
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
@@ -79,7 +80,7 @@ async def test_a_permit_that_nobody_keeps_lapses_after_its_lease(at: Skipping, o
     second = await at.start(on, "acquire")
     _, granted = await first.result()
     _, after = await second.result()
-    assert HOUR <= after - granted < HOUR + 60
+    assert HOUR - SLACK <= after - granted < HOUR + 60
 
 
 async def test_a_deadline_passes(at: Skipping, on: On) -> None:
@@ -105,6 +106,13 @@ async def test_a_hold_is_kept_over_many_leases(at: Skipping, on: On) -> None:
 async def test_a_dead_holder_keeps_others_waiting_for_a_lease(at: Skipping, on: On) -> None:
     """The permit of a terminated run is free when the lease has run out at the latest."""
     dead = await at.start(on, seconds=100 * HOUR)
+
+    async def sleeps() -> bool:
+        # Terminated in a workflow task, it would keep this server from skipping time ever after.
+        last = (await dead.fetch_history()).events[-1].event_type
+        return last == EventType.EVENT_TYPE_TIMER_STARTED
+
+    await eventually(sleeps)
     second = await at.start(on)
     await dead.terminate()
     began, held, _ = await second.result()
