@@ -86,14 +86,14 @@ class CoordinatorBackend:
         try:
             await self._ask_until_heard(request, activity_id)
             await workflow.wait_condition(lambda: name in post.answers)
+        # Not whatever comes: a run that is taken out of memory has nothing to say.
         except (ApplicationError, asyncio.CancelledError):
+            post.forget(name)
             withdrawal = to.Release(request.ticket, None, name)
             await to_its_end(self._send(to.Call(self._terms, release=withdrawal)))
             raise
-        finally:
-            post.awaited.discard(name)
-            answer = post.answers.pop(name, None)
-        assert answer is not None
+        answer = post.answers[name]
+        post.forget(name)
         return answer
 
     async def _ask_until_heard(self, request: to.Request, activity_id: str) -> None:

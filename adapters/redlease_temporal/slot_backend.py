@@ -56,15 +56,16 @@ class SlotBackend:
         try:
             async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
                 run.post.awaited.add(request)
-                return await self._stand_in_line(run, wish, request)
-        except TimeoutError:
+                permit = await self._stand_in_line(run, wish, request)
+        # Not whatever comes: a run that is taken out of memory has nothing to say.
+        except (TimeoutError, asyncio.CancelledError, ApplicationError) as error:
             await to_its_end(self._leave(run.post, request))
-            raise timed_out(self.away, wish, timeout or timedelta(0)) from None
-        except asyncio.CancelledError:
-            await to_its_end(self._leave(run.post, request))
-            raise
-        finally:
             run.post.forget(request)
+            if isinstance(error, TimeoutError) and not isinstance(error, ApplicationError):
+                raise timed_out(self.away, wish, timeout or timedelta(0)) from None
+            raise
+        run.post.forget(request)
+        return permit
 
     async def _leave(self, post: Post, request: str) -> None:
         """Leaves the line."""
