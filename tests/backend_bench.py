@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from backend_flows import Actor, Consumer, Holder, Inside, On
+from backend_flows import WORKFLOWS, Actor, Consumer, Holder, Inside, On, guarded
 from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
+
+from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import AsyncIterator, Awaitable
 
     from temporalio.client import WorkflowHandle
 
     from redlease import Snapshot
+
+    from temporal_server import TemporalServer
 
 
 class Bench:
@@ -91,6 +97,14 @@ class Bench:
             if spent <= most * 0.6 * slowed:
                 return
         pytest.fail("; ".join(seen))
+
+
+@contextlib.asynccontextmanager
+async def without_redis(server: TemporalServer, task_queue: str, prefix: str) -> AsyncIterator[Client]:
+    """Run a worker for all workflows, whose plugin has no Redis; yields its client."""
+    client = await Client.connect(server.address, plugins=[RedleasePlugin(prefix=prefix)])
+    async with Worker(client, task_queue=task_queue, workflows=WORKFLOWS, activities=[guarded]):
+        yield client
 
 
 async def timed(*work: Awaitable[object]) -> float:

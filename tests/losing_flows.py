@@ -187,6 +187,17 @@ class Parent(Holding):
             return hold.lost
 
 
+async def hold_until_lost(holding: Holding, use: Use, seen: list[str]) -> list[str]:
+    """Hold until told to go on; returns what was seen meanwhile, the loss included."""
+    try:
+        async with lock(use.resource, lease=use.lease).hold() as hold:
+            holding.fence = hold.fence
+            await holding.told_to_go_on()
+    except LeaseLost:
+        seen.append("lost")
+    return seen
+
+
 @workflow.defn
 class Dynamic(Holding):
     """A user's handler for every signal, as it is written today."""
@@ -203,13 +214,7 @@ class Dynamic(Holding):
     @workflow.run
     async def run(self, use: Use) -> list[str]:
         """Return what the handler has seen."""
-        try:
-            async with lock(use.resource, lease=use.lease).hold() as hold:
-                self.fence = hold.fence
-                await self.told_to_go_on()
-        except LeaseLost:
-            self.seen.append("lost")
-        return self.seen
+        return await hold_until_lost(self, use, self.seen)
 
 
 with warnings.catch_warnings():
@@ -231,13 +236,7 @@ with warnings.catch_warnings():
         @workflow.run
         async def run(self, use: Use) -> list[str]:
             """Return what the handler has seen."""
-            try:
-                async with lock(use.resource, lease=use.lease).hold() as hold:
-                    self.fence = hold.fence
-                    await self.told_to_go_on()
-            except LeaseLost:
-                self.seen.append("lost")
-            return self.seen
+            return await hold_until_lost(self, use, self.seen)
 
 
 @workflow.defn

@@ -13,6 +13,7 @@ from redlease_temporal import (
     AcquireTimeout,
     LeaseLost,
     Permit,
+    Semaphore,
     WorkflowConcurrencyLimitExceeded,
     concurrency,
     lock,
@@ -89,6 +90,24 @@ class HandOn:
             return await workflow.execute_activity(fenced, hold.fence, start_to_close_timeout=SOON)
 
 
+async def by_hand(pool: Semaphore) -> list[bool]:
+    """Use a permit as data; returns what the calls said."""
+    permit = await pool.acquire(metadata={"why": "recorded"})
+    other = await pool.try_acquire()
+    refused = await pool.try_acquire()
+    assert other is not None
+    permit = await pool.renew(permit, lease=20)
+    snapshot = await pool.inspect()
+    return [
+        refused is None,
+        len(snapshot.holders) == 2,
+        await pool.check(permit),
+        await pool.release(permit),
+        await pool.check(permit),
+        await pool.release(other.ticket),
+    ]
+
+
 @workflow.defn
 class ByHand:
     """A permit as data."""
@@ -96,21 +115,7 @@ class ByHand:
     @workflow.run
     async def run(self, resource: str) -> list[bool]:
         """Return what the calls said."""
-        pool = semaphore(resource, capacity=2)
-        permit = await pool.acquire(metadata={"why": "recorded"})
-        other = await pool.try_acquire()
-        refused = await pool.try_acquire()
-        assert other is not None
-        permit = await pool.renew(permit, lease=20)
-        snapshot = await pool.inspect()
-        return [
-            refused is None,
-            len(snapshot.holders) == 2,
-            await pool.check(permit),
-            await pool.release(permit),
-            await pool.check(permit),
-            await pool.release(other.ticket),
-        ]
+        return await by_hand(semaphore(resource, capacity=2))
 
 
 @workflow.defn
@@ -171,21 +176,7 @@ class ByHandBy:
     @workflow.run
     async def run(self, backend: str, resource: str) -> list[bool]:
         """Return what the calls said."""
-        pool = semaphore(resource, capacity=2, backend=backend)
-        permit = await pool.acquire(metadata={"why": "recorded"})
-        other = await pool.try_acquire()
-        refused = await pool.try_acquire()
-        assert other is not None
-        permit = await pool.renew(permit, lease=20)
-        snapshot = await pool.inspect()
-        return [
-            refused is None,
-            len(snapshot.holders) == 2,
-            await pool.check(permit),
-            await pool.release(permit),
-            await pool.check(permit),
-            await pool.release(other.ticket),
-        ]
+        return await by_hand(semaphore(resource, capacity=2, backend=backend))
 
 
 @workflow.defn

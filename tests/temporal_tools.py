@@ -7,13 +7,17 @@ import contextlib
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
+from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from redlease_temporal.worker import RedleasePlugin
+
+from helpers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
     from redlease import Permit, Semaphore
 
     from temporal_server import TemporalServer
+
+
+WIDE = {"sticky_queue_schedule_to_start_timeout": 1.0}  # a killed worker's queue times out soon
 
 
 class Place:
@@ -116,3 +123,26 @@ async def reset(client: Client, handle: WorkflowHandle[Any, Any], task: int) -> 
         )
     )
     return client.get_workflow_handle(handle.id, run_id=reply.run_id)
+
+
+async def after_refusals(
+    handles: Sequence[WorkflowHandle[Any, Any]], count: int
+) -> tuple[list[WorkflowHandle[Any, Any]], list[ApplicationError]]:
+    """Wait until so many starts over a limit have ended as failed runs; returns those that run, and the refusals."""
+
+    async def have_failed() -> bool:
+        statuses = [(await handle.describe()).status for handle in handles]
+        return statuses.count(WorkflowExecutionStatus.FAILED) == count
+
+    await eventually(have_failed)
+    running, refusals = [], []
+    for handle in handles:
+        if (await handle.describe()).status == WorkflowExecutionStatus.RUNNING:
+            running.append(handle)
+            continue
+        with pytest.raises(WorkflowFailureError) as raised:
+            await handle.result()
+        assert isinstance(raised.value.cause, ApplicationError)
+        assert raised.value.cause.type == "WorkflowConcurrencyLimitExceeded"
+        refusals.append(raised.value.cause)
+    return running, refusals

@@ -60,6 +60,7 @@ ADAPTER_ROWS = (
     {"coordinator", "slot"},
     {"owners", "turns"},
     {"endings"},
+    {"telling"},
     {"coordinator_activities", "slot_activities", "usher"},
     {"keepers"},
     {"admission", "slot_admission"},

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from temporalio.exceptions import ApplicationError
-
 from redlease import limits
 from redlease.models import Permit, Snapshot, Waiter
 
 from .backend import Backend
 from .calls import Terms
 from .coordinator_backend import CoordinatorBackend
-from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable, Withdrawn
+from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable, Withdrawn, misuse, misused
 from .hold import Hold
 from .limited import WorkflowConcurrencyLimitExceeded, concurrency
-from .primitives import Duration, Lock, Semaphore, misuse
+from .primitives import Duration, Lock, Semaphore
 from .redis_backend import RedisBackend
 from .sequences import SequenceFailed, sequence
 from .slot_backend import SlotBackend
@@ -55,7 +53,7 @@ BACKENDS: dict[str, Callable[[Terms], Backend]] = {
 def _backend(name: str, terms: Terms) -> Backend:
     if name not in BACKENDS:
         message = f"backend must be one of {', '.join(map(repr, BACKENDS))}, not {name!r}"
-        raise ApplicationError(message, type="ValueError", non_retryable=True)
+        raise misused(message)
     return BACKENDS[name](terms)
 
 

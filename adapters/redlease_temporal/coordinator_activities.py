@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from temporalio import activity
 from temporalio.client import (
     Client,
-    WorkflowExecutionStatus,
     WorkflowHandle,
-    WorkflowQueryFailedError,
-    WorkflowQueryRejectedError,
 )
-from temporalio.common import QueryRejectCondition, WorkflowIDConflictPolicy
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.service import RPCError
 
 from redlease.models import Permit, Snapshot
 
 from . import coordinator_calls as calls
 from .calls import Checking, Guard, Inspecting
 from .coordinator import Coordinator
-from .errors import LeaseLost, Unavailable
+from .errors import LeaseLost
 from .hold import lease_lost
 from .owners import Owners
+from .telling import ANSWER, Keepers
 
-ANSWER = timedelta(seconds=3)  # how long the server, or the coordinator's worker, may take to answer
+COORDINATORS = Keepers("its coordinator")
 LOOKS_AT_ONCE = 20
 
 
@@ -61,7 +58,7 @@ class CoordinatorActivities:
                 rpc_timeout=ANSWER,
             )
         except RPCError as error:
-            raise unavailable(request.terms.resource, error) from error
+            raise COORDINATORS.unavailable(request.terms.resource, error) from error
 
     @activity.defn(name=calls.RELEASE)
     async def release(self, call: calls.Call) -> bool:
@@ -120,33 +117,11 @@ class CoordinatorActivities:
     async def _signal(self, call: calls.Call, name: str, said: object) -> bool:
         """Signals the coordinator; False when there is none."""
         resource = call.terms.resource
-        try:
-            await self._handle(resource).signal(name, said, rpc_timeout=ANSWER)
-        except RPCError as error:
-            if error.status == RPCStatusCode.NOT_FOUND:
-                return False
-            raise unavailable(resource, error) from error
-        return True
+        return await COORDINATORS.signal(resource, self._handle(resource), name, said)
 
     async def _query(self, resource: str, name: str, *args: Any) -> Any:
         """Asks the coordinator; None when there is none."""
-        while True:
-            try:
-                return await self._handle(resource).query(
-                    getattr(Coordinator, name),
-                    args=args,
-                    reject_condition=QueryRejectCondition.NOT_OPEN,
-                    rpc_timeout=ANSWER,
-                )
-            except WorkflowQueryRejectedError as error:
-                if error.status != WorkflowExecutionStatus.CONTINUED_AS_NEW:
-                    return None  # and if it is, the next run has the answer
-            except WorkflowQueryFailedError as error:
-                raise unavailable(resource, error) from error
-            except RPCError as error:
-                if error.status == RPCStatusCode.NOT_FOUND:
-                    return None
-                raise unavailable(resource, error) from error
+        return await COORDINATORS.query(resource, self._handle(resource), getattr(Coordinator, name), *args)
 
 
 class Looking:
@@ -166,12 +141,6 @@ class Looking:
             return calls.Seen(look.fate.value, look.open_run_id)
 
         return await asyncio.gather(*(one(owner) for owner in owners))
-
-
-def unavailable(resource: str, error: Exception) -> Unavailable:
-    """The error for a coordinator that could not be reached."""
-    message = f"resource {resource!r}: its coordinator did not answer ({error}). It is safe to try again"
-    return Unavailable(message, resource=resource)
 
 
 def _gone(resource: str, ticket: str, fence: int) -> LeaseLost:

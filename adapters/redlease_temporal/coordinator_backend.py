@@ -16,11 +16,11 @@ from redlease.models import Permit, Snapshot
 from . import calls
 from . import coordinator_calls as to
 from .backend import answered, local, timed_out
-from .errors import NAMED, LockError, Unavailable
+from .errors import NAMED, LockError, Unavailable, misused
 from .hold import to_its_end
 from .post import signal
 from .run import Run, current, shown_as
-from .wishes import request_name, requester_of
+from .wishes import adoption_of, request_name, requester_of
 
 T = TypeVar("T")
 
@@ -125,17 +125,8 @@ class CoordinatorBackend:
 
     async def adopt(self, run: Run, adopting: calls.Adopting) -> Permit:
         """Takes over a permit."""
-        wish, permit = adopting.wish, adopting.permit
-        adoption = to.Adoption(
-            permit.ticket,
-            permit.fence,
-            requester_of(wish, request_name(wish)),
-            wish.terms.lease_ms,
-            wish.on_close,
-            wish.max_hold_ms,
-            adopting.refence,
-        )
-        adopted = await self._ask(to.ADOPT, to.Call(self._terms, adoption=adoption), Permit, wish.local_id)
+        call = to.Call(self._terms, adoption=adoption_of(adopting))
+        adopted = await self._ask(to.ADOPT, call, Permit, adopting.wish.local_id)
         run.post.kept[adopted.resource, adopted.ticket] = adopted.fence
         return adopted
 
@@ -191,5 +182,5 @@ def _error(resource: str, ticket: str, refused: calls.Refused) -> Exception:
     if refused.error == BUSY:
         return _BusyError()
     if refused.error == "ValueError":
-        return ApplicationError(refused.why, type="ValueError", non_retryable=True)
+        return misused(refused.why)
     return NAMED.get(refused.error, LockError)(refused.why, resource=resource, ticket=ticket)

@@ -6,6 +6,8 @@ it does elsewhere, and one that nobody catches fails the workflow run instead of
 
 from __future__ import annotations
 
+from typing import Any
+
 from temporalio.exceptions import ActivityError, ApplicationError
 
 import redlease
@@ -50,6 +52,19 @@ NAMED: dict[str, type[LockError]] = {
 }
 
 
+def misused(message: str) -> ApplicationError:
+    """The error for a wrong parameter: it fails the workflow run, not its workflow task."""
+    return ApplicationError(message, type="ValueError", non_retryable=True)
+
+
+def misuse(call: Any, *args: Any, **named: Any) -> Any:
+    """What a check returns; its ValueError as one that fails the workflow run, not its workflow task."""
+    try:
+        return call(*args, **named)
+    except ValueError as error:
+        raise misused(str(error)) from error
+
+
 def failure(error: Exception, *, retryable: bool = False) -> ApplicationError:
     """The failure of an activity that tells the workflow of one of the core's errors, or of a ValueError."""
     if isinstance(error, redlease.RedleaseError):
@@ -67,7 +82,7 @@ def refusal(error: ActivityError) -> Exception | None:
     if not isinstance(cause, ApplicationError):
         return None
     if cause.type == "ValueError":
-        return ApplicationError(cause.message, type="ValueError", non_retryable=True)
+        return misused(cause.message)
     if cause.type in NAMED and cause.type != Unavailable.__name__:
         resource, ticket = (*cause.details, None, None)[:2]
         return NAMED[cause.type](cause.message, resource=resource, ticket=ticket)

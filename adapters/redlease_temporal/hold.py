@@ -37,6 +37,12 @@ async def to_its_end(work: Awaitable[T]) -> T:
     return task.result()
 
 
+def seen(task: asyncio.Task[Any]) -> None:
+    """Reads how a task has ended, of which nobody asks: asyncio would complain of a failure that was not read."""
+    if not task.cancelled():
+        task.exception()
+
+
 def lease_lost(guard: Guard, why: str) -> LeaseLost:
     """The error for a permit that is no longer held."""
     message = (

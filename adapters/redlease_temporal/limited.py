@@ -18,6 +18,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 import redlease
 from redlease import limits
 
+from .errors import misuse
 from .hold import to_its_end
 from .run import current
 
@@ -167,10 +168,8 @@ def resource_of(workflow_type: str, partition_key: str | None) -> str:
 
 def wanted(rule: Rule, workflow_id: str, args: Sequence[Any]) -> Entry:
     """The place that is wanted; what cannot be told fails the run, not its workflow task."""
-    try:
-        return rule.entry(workflow_id, args)
-    except ValueError as error:
-        raise ApplicationError(str(error), type="ValueError", non_retryable=True) from error
+    entry: Entry = misuse(rule.entry, workflow_id, args)
+    return entry
 
 
 async def admit(rule: Rule, args: Sequence[Any]) -> None:

@@ -15,18 +15,11 @@ from redlease.models import Permit, Snapshot
 
 from . import calls
 from .backend import Backend
+from .errors import misuse, misused
 from .hold import Hold, HoldRequest, OnLost, to_its_end
 from .run import Run, current, ticket_of
 
 Duration = float | timedelta
-
-
-def misuse(call: Any, *args: Any, **named: Any) -> Any:
-    """What a check returns; its ValueError as one that fails the workflow run, not its workflow task."""
-    try:
-        return call(*args, **named)
-    except ValueError as error:
-        raise ApplicationError(str(error), type="ValueError", non_retryable=True) from error
 
 
 class Semaphore:
@@ -226,7 +219,7 @@ class Semaphore:
     def _own(self, permit: Permit) -> None:
         if not isinstance(permit, Permit) or permit.resource != self.name:
             message = f"{permit!r} is no permit of resource {self.name!r}"
-            raise ApplicationError(message, type="ValueError", non_retryable=True)
+            raise misused(message)
 
     def _wish(
         self,

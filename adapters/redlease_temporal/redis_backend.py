@@ -17,7 +17,7 @@ from redlease.models import Permit, Snapshot
 from . import calls
 from .backend import LOCAL_LIMIT, answered, is_cancelled, local, raise_if_cancelled, timed_out
 from .errors import refusal
-from .hold import to_its_end
+from .hold import seen, to_its_end
 from .run import Run, current
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class RedisBackend:
                 cancellation_type=workflow.ActivityCancellationType.ABANDON,
                 summary=f"releasing {self._terms.resource}",
             )
-            later.add_done_callback(_seen)
+            later.add_done_callback(seen)
         return released.released
 
     async def end(self, giving: calls.Giving) -> bool:
@@ -146,8 +146,3 @@ class RedisBackend:
 
     async def _ask(self, name: str, arg: Any, result: type[T], activity_id: str | None = None) -> T:
         return await answered(name, arg, result, activity_id, away=self.away, resource=self._terms.resource)
-
-
-def _seen(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()

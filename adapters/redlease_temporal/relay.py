@@ -16,7 +16,6 @@ from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client
-from temporalio.exceptions import ApplicationError
 
 from redlease import Redlease, RedleaseError, Withdrawn, clock, limits, wire
 from redlease.hold import lease_lost
@@ -29,6 +28,7 @@ from redlease.waiting import Room
 from . import calls
 from .admission import Admission
 from .admitted import Admitted
+from .errors import misused
 from .limited import Entry, WorkflowConcurrencyLimitExceeded
 from .owners import Owners, cluster_of
 from .registry import SCRIPTS, Registry, Watch, digest
@@ -130,7 +130,7 @@ class Relay:
                 "redlease: the plugin was given no Redis, which backend='redis', @exclusive and @concurrency need: "
                 "RedleasePlugin('redis://...'), or take backend='coordinator' or 'slots'"
             )
-            raise ApplicationError(message, type="ValueError", non_retryable=True)
+            raise misused(message)
         return self
 
     async def _end(self) -> None:

@@ -23,8 +23,8 @@ from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 
 from redlease import limits
 
-from .errors import LockError
-from .hold import to_its_end
+from .errors import LockError, misused
+from .hold import seen, to_its_end
 from .run import current
 
 Duration = float | timedelta
@@ -195,7 +195,7 @@ async def sequence(
         batch = Batch(workflow.uuid4().hex, [value_of(to_payload(item)) for item in items], handling)
         checked_size(resource, batch.items)
     except ValueError as error:
-        raise ApplicationError(str(error), type="ValueError", non_retryable=True) from error
+        raise misused(str(error)) from error
     if not batch.items:
         return []
     batch.reply_to = workflow.info().workflow_id
@@ -239,7 +239,7 @@ async def _deliver(resource: str, batch: Batch) -> None:
             if await _say(resource, EXTEND, batch):
                 return
         else:
-            child.add_done_callback(_seen)  # its outcome comes by signal, as to those who did not start it
+            child.add_done_callback(seen)  # its outcome comes by signal, as to those who did not start it
             return
     message = f"resource {resource!r}: its sequence took no items, {ROUNDS} times. None was begun: try again later"
     raise LockError(message, resource=resource)
@@ -267,11 +267,6 @@ async def _say(resource: str, signal: str, arg: Any) -> bool:
     except ApplicationError:
         return False
     return True
-
-
-def _seen(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 def _decoded(value: Value, kind: type | None) -> Any:

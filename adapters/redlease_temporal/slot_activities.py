@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 from temporalio import activity
@@ -12,10 +11,7 @@ from temporalio.client import (
     Client,
     WorkflowExecutionStatus,
     WorkflowHandle,
-    WorkflowQueryFailedError,
-    WorkflowQueryRejectedError,
 )
-from temporalio.common import QueryRejectCondition
 from temporalio.service import RPCError, RPCStatusCode
 
 from redlease.models import Permit, Snapshot, Waiter
@@ -23,11 +19,12 @@ from redlease.models import Permit, Snapshot, Waiter
 from . import slot_calls as calls
 from .calls import Checking, Guard, Inspecting
 from .endings import end_of
-from .errors import LeaseLost, Unavailable
+from .errors import LeaseLost
 from .hold import lease_lost
 from .slot import Slot
+from .telling import ANSWER, Keepers
 
-ANSWER = timedelta(seconds=3)  # how long the server, or a slot's worker, may take to answer
+SLOTS = Keepers("its slots")
 ENDS_IN_S = 3.0  # how long a released slot may take to end
 AT_ONCE = 20  # calls
 HINTED_MAX = 8  # slots that are told where somebody stands in line
@@ -62,7 +59,7 @@ class SlotActivities:
             if started.left not in {None, started.slot}:
                 await self._signal(started.resource, started.left or 0, "leave", started.request)
         except RPCError as error:
-            raise unavailable(started.resource, error) from error
+            raise SLOTS.unavailable(started.resource, error) from error
         return started.kept.permit_since(calls.micros(described.start_time), started.run_id)
 
     @activity.defn(name=calls.LINE_UP)
@@ -184,7 +181,7 @@ class SlotActivities:
         except RPCError as error:
             if error.status == RPCStatusCode.NOT_FOUND:
                 return None
-            raise unavailable(resource, error) from error
+            raise SLOTS.unavailable(resource, error) from error
         return Seen(slot, described.run_id, kept.permit_since(calls.micros(described.start_time), described.run_id))
 
     def _handle(self, resource: str, slot: int, run_id: str | None = None) -> WorkflowHandle[Any, Any]:
@@ -192,36 +189,11 @@ class SlotActivities:
 
     async def _signal(self, resource: str, slot: int, name: str, said: object) -> bool:
         """Signals a slot; False when it is free."""
-        try:
-            await self._handle(resource, slot).signal(name, said, rpc_timeout=ANSWER)
-        except RPCError as error:
-            if error.status == RPCStatusCode.NOT_FOUND:
-                return False
-            raise unavailable(resource, error) from error
-        return True
+        return await SLOTS.signal(resource, self._handle(resource, slot), name, said)
 
     async def _query(self, resource: str, slot: int, name: str, *args: Any) -> Any:
         """Asks a slot; None when it is free."""
-        while True:
-            try:
-                return await self._handle(resource, slot).query(
-                    getattr(Slot, name), args=args, reject_condition=QueryRejectCondition.NOT_OPEN, rpc_timeout=ANSWER
-                )
-            except WorkflowQueryRejectedError as error:
-                if error.status != WorkflowExecutionStatus.CONTINUED_AS_NEW:
-                    return None  # and if it is, the next run has the answer
-            except WorkflowQueryFailedError as error:
-                raise unavailable(resource, error) from error
-            except RPCError as error:
-                if error.status == RPCStatusCode.NOT_FOUND:
-                    return None
-                raise unavailable(resource, error) from error
-
-
-def unavailable(resource: str, error: Exception) -> Unavailable:
-    """The error for slots that could not be reached."""
-    message = f"resource {resource!r}: its slots did not answer ({error}). It is safe to try again"
-    return Unavailable(message, resource=resource)
+        return await SLOTS.query(resource, self._handle(resource, slot), getattr(Slot, name), *args)
 
 
 def gone(resource: str, ticket: str, fence: int) -> LeaseLost:

@@ -20,12 +20,12 @@ from redlease.models import Permit, Snapshot
 from . import calls
 from . import slot_calls as to
 from .backend import answered, local, timed_out
-from .coordinator_calls import Adoption, Release, Renewal
-from .errors import Unavailable
-from .hold import to_its_end
+from .coordinator_calls import Release, Renewal
+from .errors import Unavailable, misused
+from .hold import seen, to_its_end
 from .post import Post, signal
 from .run import Run, current, shown_as
-from .wishes import request_name, requester_of
+from .wishes import adoption_of, request_name, requester_of
 
 T = TypeVar("T")
 
@@ -40,9 +40,9 @@ class SlotBackend:
 
     def __init__(self, terms: calls.Terms) -> None:
         if terms.capacity > to.CAPACITY_MAX:
-            raise _misuse(f"capacity is at most {to.CAPACITY_MAX} on slots, of which each is a workflow")
+            raise misused(f"capacity is at most {to.CAPACITY_MAX} on slots, of which each is a workflow")
         if terms.max_waiters is not None:
-            raise _misuse("slots do not know how many wait: max_waiters needs backend='coordinator' or 'redis'")
+            raise misused("slots do not know how many wait: max_waiters needs backend='coordinator' or 'redis'")
         self._terms = terms
 
     async def acquire(self, run: Run, wish: calls.Wish, timeout: timedelta | None) -> Permit:
@@ -200,7 +200,7 @@ class SlotBackend:
             if taken.waiters:
                 await post.pass_on(to.Free(self._terms.resource, taken.kept.slot, "", taken.waiters, taken.kept.floor))
             return
-        child.add_done_callback(_seen)
+        child.add_done_callback(seen)
         release = Release(taken.kept.ticket, None, taken.requester.request)
         await self._send(to.SlotCall(self._terms, taken.kept.slot, release=release))
 
@@ -215,25 +215,15 @@ class SlotBackend:
 
     def _checked(self, wish: calls.Wish) -> str:
         if wish.weight != 1:
-            raise _misuse("a slot is one unit: a weight needs backend='coordinator' or 'redis'")
+            raise misused("a slot is one unit: a weight needs backend='coordinator' or 'redis'")
         return request_name(wish)
 
     # Permits
 
     async def adopt(self, run: Run, adopting: calls.Adopting) -> Permit:
         """Takes over a permit."""
-        wish, permit = adopting.wish, adopting.permit
-        adoption = Adoption(
-            permit.ticket,
-            permit.fence,
-            requester_of(wish, request_name(wish)),
-            wish.terms.lease_ms,
-            wish.on_close,
-            wish.max_hold_ms,
-            adopting.refence,
-        )
-        call = to.SlotCall(self._terms, to.slot_of(permit), adoption=adoption)
-        return self._own(run, await self._ask(to.ADOPT, call, Permit, wish.local_id))
+        call = to.SlotCall(self._terms, to.slot_of(adopting.permit), adoption=adoption_of(adopting))
+        return self._own(run, await self._ask(to.ADOPT, call, Permit, adopting.wish.local_id))
 
     async def renew(self, renewing: calls.Renewing) -> Permit:
         """Gives a permit a new lease."""
@@ -296,19 +286,10 @@ class SlotBackend:
 
 def _on_end(run: Run, permit: Permit, ended: asyncio.Task[Any]) -> None:
     """A slot has ended; if it was not released, whoever holds its permit is told."""
-    _seen(ended)
+    seen(ended)
     how = "the server ended its slot"
     if not ended.cancelled() and ended.exception() is None:
         if ended.result().how in {"released", "owner-closed"}:
             return
         how = "its lease ran out" if ended.result().how == "lease-expired" else "its slot was cancelled by hand"
     run.on_lost(calls.Lost(permit.resource, permit.ticket, permit.fence, how))
-
-
-def _seen(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
-
-
-def _misuse(message: str) -> ApplicationError:
-    return ApplicationError(message, type="ValueError", non_retryable=True)

@@ -6,8 +6,8 @@ import hashlib
 
 from temporalio import workflow
 
-from .calls import Wish
-from .coordinator_calls import Requester
+from .calls import Adopting, Wish
+from .coordinator_calls import Adoption, Requester
 
 
 def request_name(wish: Wish) -> str:
@@ -21,3 +21,17 @@ def requester_of(wish: Wish, name: str) -> Requester:
     """This run, asking under that name."""
     info = workflow.info()
     return Requester(info.workflow_id, info.run_id, wish.chain, name)
+
+
+def adoption_of(adopting: Adopting) -> Adoption:
+    """What the workflow that keeps a permit is told of its adoption by this run."""
+    wish, permit = adopting.wish, adopting.permit
+    return Adoption(
+        permit.ticket,
+        permit.fence,
+        requester_of(wish, request_name(wish)),
+        wish.terms.lease_ms,
+        wish.on_close,
+        wish.max_hold_ms,
+        adopting.refence,
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 import pytest_asyncio
+from temporal_tools import Place
 from temporalio.client import Client
 
 from quiet import CORE_TELLS_WITHIN, Quiet, hear_the_core
@@ -19,7 +20,9 @@ from time_skipping import time_skipping_server
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from conftest import Servers
+    from redlease import Redlease, Semaphore
+
+    from conftest import MakeClient, Servers
 
 
 class OwnTemporalServer(Protocol):
@@ -124,3 +127,21 @@ async def quiet() -> AsyncIterator[Quiet]:
         await asyncio.sleep(CORE_TELLS_WITHIN)
     if problems := listener.problems():
         pytest.fail("\n".join(problems), pytrace=False)
+
+
+@pytest.fixture
+def place(temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str) -> Place:
+    """The shared servers."""
+    return Place(temporal_server, task_queue, redis_url, prefix)
+
+
+@pytest.fixture
+async def outside(redis_url: str, make_client: MakeClient) -> Redlease:
+    """A service that shares the resource."""
+    return await make_client(url=redis_url)
+
+
+@pytest.fixture
+def pool(outside: Redlease) -> Semaphore:
+    """The resource as that service sees it."""
+    return outside.lock("r")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from limited_flows import AGAIN, Job, OneEach, Parent, Two
-from temporal_tools import Place, names_of, reset, tasks_that_failed
+from temporal_tools import WIDE, Place, after_refusals, names_of, reset, tasks_that_failed
 from temporalio.client import (
     Client,
     Schedule,
@@ -45,13 +45,6 @@ if TYPE_CHECKING:
 
 WORKFLOWS = [Two, OneEach, Parent]
 FREE_WITHIN = 3.0
-WIDE = {"sticky_queue_schedule_to_start_timeout": 1.0}  # a killed worker's queue times out soon
-
-
-@pytest.fixture
-def place(temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str) -> Place:
-    """The shared servers."""
-    return Place(temporal_server, task_queue, redis_url, prefix)
 
 
 @pytest.fixture
@@ -211,22 +204,8 @@ async def is_running(client: Client, workflow_id: str) -> bool:
 async def test_starts_that_bypass_the_plugin(client: Client, plain: Client, place: Place) -> None:
     """Of five starts by a client without the plugin two run, and three end at once as failed runs of their type."""
     handles = [await started(plain, place) for _ in range(5)]
-
-    async def have_failed() -> bool:
-        statuses = [(await handle.describe()).status for handle in handles]
-        return statuses.count(WorkflowExecutionStatus.FAILED) == 3
-
-    await eventually(have_failed)
-    running = []
-    for handle in handles:
-        if (await handle.describe()).status == WorkflowExecutionStatus.RUNNING:
-            running.append(handle)
-            continue
-        with pytest.raises(WorkflowFailureError) as raised:
-            await handle.result()
-        assert isinstance(raised.value.cause, ApplicationError)
-        assert raised.value.cause.type == "WorkflowConcurrencyLimitExceeded"
-        assert list(raised.value.cause.details) == ["Two", None, 2]
+    running, refusals = await after_refusals(handles, 3)
+    assert [list(refusal.details) for refusal in refusals] == [["Two", None, 2]] * 3
     with pytest.raises(WorkflowConcurrencyLimitExceeded):
         await started(client, place)
     await end(*running)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from limited_flows import Job, ParentBySlots, Two, TwoBySlots
-from temporal_tools import names_of, reset
+from temporal_tools import WIDE, after_refusals, names_of, reset
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
-from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from temporal_server import TemporalServer
 
 FREE_WITHIN = 1.0
-WIDE = {"sticky_queue_schedule_to_start_timeout": 1.0}  # a killed worker's queue times out soon
 ENDINGS = ["completed", "failed", "cancelled", "terminated", "timed out"]
 
 
@@ -284,21 +283,7 @@ async def test_children(starts: Starts, client: Client, task_queue: str) -> None
 async def test_starts_that_bypass_the_plugin(starts: Starts, bypassing: Starts) -> None:
     """Of five starts by a client without the plugin two run, and three end at once as failed runs of their type."""
     handles = [await bypassing.start() for _ in range(5)]
-
-    async def have_failed() -> bool:
-        statuses = [(await handle.describe()).status for handle in handles]
-        return statuses.count(WorkflowExecutionStatus.FAILED) == 3
-
-    await eventually(have_failed)
-    running = []
-    for handle in handles:
-        if (await handle.describe()).status == WorkflowExecutionStatus.RUNNING:
-            running.append(handle)
-            continue
-        with pytest.raises(WorkflowFailureError) as raised:
-            await handle.result()
-        assert isinstance(raised.value.cause, ApplicationError)
-        assert raised.value.cause.type == "WorkflowConcurrencyLimitExceeded"
+    running, _ = await after_refusals(handles, 3)
     with pytest.raises(WorkflowConcurrencyLimitExceeded):
         await starts.start()
     await end(*running)

@@ -8,16 +8,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from backend_bench import Bench
-from backend_flows import WORKFLOWS, Actor, Asking, Holder, guarded
+from backend_bench import Bench, without_redis
+from backend_flows import Actor, Asking, Holder
 from temporal_tools import names_of
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
-from temporalio.worker import Worker
 
 from redlease_temporal import bookkeeping, coordinator
 from redlease_temporal.bookkeeping import Books
-from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
 
@@ -30,8 +28,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 async def client(temporal_server: TemporalServer, task_queue: str, prefix: str) -> AsyncIterator[Client]:
     """A client whose plugin has no Redis, beside a worker for all workflows."""
-    client = await Client.connect(temporal_server.address, plugins=[RedleasePlugin(prefix=prefix)])
-    async with Worker(client, task_queue=task_queue, workflows=WORKFLOWS, activities=[guarded]):
+    async with without_redis(temporal_server, task_queue, prefix) as client:
         yield client
 
 

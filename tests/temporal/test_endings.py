@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ending_flows import Cleaning, Ending, Heirs, guarded
 from lock_flows import Sleeper, Use, work
-from temporal_tools import Place, holder_of, names_of, reset, stays_held, tasks_that_failed, waiting
+from temporal_tools import WIDE, Place, holder_of, names_of, reset, stays_held, tasks_that_failed, waiting
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError, TimeoutError  # noqa: A004
 
-from redlease import Redlease, Semaphore
+from redlease import Semaphore
 
 from helpers import eventually
 
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 WORKFLOWS = [Cleaning, Ending, Heirs, Sleeper]
 ACTIVITIES = [guarded, work]
 SERVED_WITHIN = 3.0  # of a run's end
-WIDE = {"sticky_queue_schedule_to_start_timeout": 1.0}  # a killed worker's queue times out soon
-
-
-@pytest.fixture
-def place(temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str) -> Place:
-    """The shared servers."""
-    return Place(temporal_server, task_queue, redis_url, prefix)
 
 
 @pytest.fixture
@@ -43,18 +36,6 @@ async def client(place: Place) -> AsyncIterator[Client]:
     """A client with the plugin, beside a worker for all workflows."""
     async with place.serving(WORKFLOWS, ACTIVITIES) as client:
         yield client
-
-
-@pytest.fixture
-async def outside(redis_url: str, make_client: MakeClient) -> Redlease:
-    """A service that shares the resource."""
-    return await make_client(url=redis_url)
-
-
-@pytest.fixture
-def pool(outside: Redlease) -> Semaphore:
-    """The resource as that service sees it."""
-    return outside.lock("r")
 
 
 async def begun(

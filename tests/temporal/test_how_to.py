@@ -20,15 +20,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from conftest import MakeClient
-    from temporal_server import TemporalServer
 
 PAGES = Path(__file__).parent.parent.parent / "docs" / "how-to"
-
-
-@pytest.fixture
-def place(temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str) -> Place:
-    """The shared servers."""
-    return Place(temporal_server, task_queue, redis_url, prefix)
 
 
 @pytest.fixture

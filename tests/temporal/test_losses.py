@@ -29,7 +29,7 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, ChildWorkflowError
 
-from redlease import Redlease, Semaphore
+from redlease import Semaphore
 from redlease_temporal.calls import LOST_SIGNAL, Lost
 
 from helpers import eventually
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import WorkflowHandle
 
-    from conftest import MakeClient
     from temporal.conftest import StartWorkerProcess
-    from temporal_server import TemporalServer
 
 WORKFLOWS = [
     *(Adopting, Again, Blockless, CatchOwn, Child, Delayed, Dynamic, Losing, Misusing, OldDynamic, Parent, Signalled),
@@ -75,12 +73,6 @@ class Watched:
 
 
 @pytest.fixture
-def place(temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str) -> Place:
-    """The shared servers."""
-    return Place(temporal_server, task_queue, redis_url, prefix)
-
-
-@pytest.fixture
 def watched() -> Watched:
     """The activity, as the worker runs it."""
     return Watched()
@@ -92,18 +84,6 @@ async def client(place: Place, watched: Watched) -> AsyncIterator[Client]:
     options = {"max_heartbeat_throttle_interval": QUICKLY, "default_heartbeat_throttle_interval": QUICKLY}
     async with place.serving(WORKFLOWS, [watched.watched, slow], worker=options) as client:
         yield client
-
-
-@pytest.fixture
-async def outside(redis_url: str, make_client: MakeClient) -> Redlease:
-    """A service that shares the resource."""
-    return await make_client(url=redis_url)
-
-
-@pytest.fixture
-def pool(outside: Redlease) -> Semaphore:
-    """The resource as that service sees it."""
-    return outside.lock("r")
 
 
 async def begun(client: Client, place: Place, workflow: type, *args: Any) -> WorkflowHandle[Any, Any]:

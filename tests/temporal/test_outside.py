@@ -6,14 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from backend_bench import Bench
-from backend_flows import WORKFLOWS, Actor, Asking, Holder, guarded
+from backend_bench import Bench, without_redis
+from backend_flows import Actor, Asking, Holder
 from temporalio.client import Client
-from temporalio.worker import Worker
 
 from redlease import AcquireTimeout, LeaseLost
 from redlease_temporal import outside
-from redlease_temporal.worker import RedleasePlugin
 
 from helpers import cancel, eventually
 
@@ -28,8 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 async def client(temporal_server: TemporalServer, task_queue: str, prefix: str) -> AsyncIterator[Client]:
     """A client whose plugin has no Redis, beside a worker for all workflows."""
-    client = await Client.connect(temporal_server.address, plugins=[RedleasePlugin(prefix=prefix)])
-    async with Worker(client, task_queue=task_queue, workflows=WORKFLOWS, activities=[guarded]):
+    async with without_redis(temporal_server, task_queue, prefix) as client:
         yield client
 
 

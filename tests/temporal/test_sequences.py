@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from sequence_flows import SOON, Handing, Item, Misusing, Receipt, note, post, trace
-from temporal_tools import Place, events_of, tasks_that_failed
+from temporal_tools import WIDE, Place, events_of, tasks_that_failed
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
@@ -26,15 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from temporal.conftest import OwnTemporalServer, StartWorkerProcess
-    from temporal_server import TemporalServer
-
-WIDE = {"sticky_queue_schedule_to_start_timeout": 1.0}  # a killed worker's queue times out soon
-
-
-@pytest.fixture
-def place(temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str) -> Place:
-    """The shared servers."""
-    return Place(temporal_server, task_queue, redis_url, prefix)
 
 
 @pytest.fixture

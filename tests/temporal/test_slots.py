@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from backend_bench import Bench, timed
+from backend_bench import Bench, timed, without_redis
 from backend_flows import WORKFLOWS, Actor, Asking, Holder, guarded
 from temporal_tools import names_of, reset
 from temporalio.client import Client, WorkflowHandle
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 async def client(temporal_server: TemporalServer, task_queue: str, prefix: str) -> AsyncIterator[Client]:
     """A client whose plugin has no Redis, beside a worker for all workflows."""
-    client = await Client.connect(temporal_server.address, plugins=[RedleasePlugin(prefix=prefix)])
-    async with Worker(client, task_queue=task_queue, workflows=WORKFLOWS, activities=[guarded]):
+    async with without_redis(temporal_server, task_queue, prefix) as client:
         yield client
 
 
