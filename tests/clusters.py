@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import os
 import random
 import socket
 import time
@@ -14,7 +17,7 @@ from redis.crc import key_slot
 from servers import Server, find_binary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SLOTS = 16384
 WITHIN = 20.0
@@ -34,13 +37,22 @@ def until(condition: Callable[[], Any], within: float = WITHIN) -> Any:
         time.sleep(0.01)
 
 
+@functools.cache
+def _bus_ports() -> Iterator[int]:
+    """Return the ports of this test process, which are no other's of the same run, in turn and then again."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
+    ports = list(range(11_000 + worker * 600, 11_000 + (worker + 1) * 600))
+    first = random.randrange(len(ports))
+    return itertools.cycle(ports[first:] + ports[:first])
+
+
 def free_bus_port() -> int:
     """Return a free loopback port whose companion, 10,000 above it, is free too: a cluster's nodes talk there.
 
     Both are below those that the system gives to outgoing connections, of which there are many ere the last one runs.
     """
     while True:
-        port = random.randrange(11_000, 21_000)
+        port = next(_bus_ports())
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):  # noqa: SIM117
             with socket.create_server(("127.0.0.1", port + 10_000)):
                 return port
@@ -132,7 +144,12 @@ class Cluster:
         self.end_move(slot, target)
 
     def begin_move(self, slot: int, source: Server, target: Server) -> None:
-        """Let the source give a slot away, and the target take it, key by key."""
+        """Let the source give a slot away, and the target take it, key by key.
+
+        The nodes agree first: one that takes a slot over before it has heard of the last move may give its claim a
+        number that is taken, and in the end each of two nodes says that the slot is the other's.
+        """
+        until(lambda: len({self._view_of(node) for node in self.masters}) == 1)
         target.cli("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
         source.cli("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(target))
 
@@ -147,6 +164,12 @@ class Cluster:
         owner = self.id_of(target)
         for node in (target, *(node for node in self.masters if node is not target)):
             node.cli("CLUSTER", "SETSLOT", slot, "NODE", owner)
+
+    @staticmethod
+    def _view_of(node: Server) -> frozenset[tuple[str, ...]]:
+        """Return, for each node that it knows, the name, the number of its claim, and the slots."""
+        lines = [line.split() for line in str(raw_reply(node, "CLUSTER", "NODES")).splitlines()]
+        return frozenset((words[0], words[6], *(word for word in words[8:] if "[" not in word)) for words in lines)
 
     def _knows_all(self, node: Server) -> bool:
         return told(node, "CLUSTER", "INFO")["cluster_known_nodes"] == str(len(self.nodes))
