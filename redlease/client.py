@@ -22,7 +22,7 @@ from .embedded import EmbeddedServer
 from .errors import RedleaseError, Unavailable, Withdrawn
 from .keeper import Keeper
 from .route import LIMIT_MS, Reached, Route, everything
-from .semaphore import Lock, Semaphore
+from .semaphore import Lock, Semaphore, Wish
 from .urls import read_url
 from .waiting import Room
 
@@ -126,7 +126,7 @@ class Redlease:
         self._closed = False
         # Most make a primitive anew for each use of it, of a few names and with the same settings.
         self._known_resource = lru_cache(maxsize=NAMES_KEPT)(partial(wire.Resource, prefix))
-        self._changed_terms = lru_cache(maxsize=64, typed=True)(partial(wire.changed_terms, self._terms))
+        self._known_wish = lru_cache(maxsize=64, typed=True)(self._usual_wish)
 
     def _route(self, where: ConnectionPool | NamedServers | GivenServers) -> Route:
         if isinstance(where, NamedServers | GivenServers):
@@ -136,8 +136,8 @@ class Redlease:
 
     def _kept(self) -> set[bytes]:
         """The state keys of all resources that something is kept of."""
-        places = {key for key, place in self.room.places.items() if place.waiters or place.deadline_ms is not None}
-        return places | {lease.resource.state_key for lease in self._keeper.leases.values()}
+        asked = {waiting.resource.state_key for waiting in self.room.waitings.values()}
+        return asked | set(self.room.places) | {lease.resource.state_key for lease in self._keeper.leases.values()}
 
     def lock(
         self,
@@ -159,15 +159,8 @@ class Redlease:
             idle_ttl: See the class.
             max_waiters: `QueueFull` is raised at once when so many wait.
         """
-        terms = self._own_terms(
-            capacity=1,
-            lease=lease,
-            owner=owner,
-            waiter_lease=waiter_lease,
-            idle_ttl=idle_ttl,
-            max_waiters=max_waiters,
-        )
-        return Lock(self.room, self._resource(name), terms)
+        usual = self._wish(1, lease, owner, waiter_lease, idle_ttl, max_waiters)
+        return Lock(self.room, self._resource(name), usual)
 
     def semaphore(
         self,
@@ -191,23 +184,37 @@ class Redlease:
             idle_ttl: See the class.
             max_waiters: `QueueFull` is raised at once when so many wait.
         """
-        terms = self._own_terms(
-            capacity=limits.checked_count("capacity", capacity),
+        limits.checked_count("capacity", capacity)
+        usual = self._wish(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters)
+        return Semaphore(self.room, self._resource(name), usual)
+
+    def _wish(self, *settings: Any) -> Wish:
+        if self._closed:
+            raise RedleaseError("this client is closed: make a new one")
+        try:
+            return self._known_wish(*settings)
+        except TypeError:  # what cannot be a key of the cache is no setting either, and the check says so
+            return self._usual_wish(*settings)
+
+    def _usual_wish(  # noqa: PLR0917  by position, as they are looked up for every primitive that is made
+        self,
+        capacity: int,
+        lease: Duration | None,
+        owner: str | None,
+        waiter_lease: Duration | None,
+        idle_ttl: Duration | None,
+        max_waiters: int | None,
+    ) -> Wish:
+        terms = wire.changed_terms(
+            self._terms,
+            capacity=capacity,
             lease=lease,
             owner=owner,
             waiter_lease=waiter_lease,
             idle_ttl=idle_ttl,
             max_waiters=max_waiters,
         )
-        return Semaphore(self.room, self._resource(name), terms)
-
-    def _own_terms(self, **settings: Any) -> wire.Terms:
-        if self._closed:
-            raise RedleaseError("this client is closed: make a new one")
-        try:
-            return self._changed_terms(**settings)
-        except TypeError:  # what cannot be a key of the cache is no setting either, and the check says so
-            return wire.changed_terms(self._terms, **settings)
+        return Wish.usual(terms)
 
     def _resource(self, name: str) -> wire.Resource:
         return self._known_resource(name) if type(name) is str else wire.Resource(self._prefix, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from time import clock_gettime
 
 # CLOCK_BOOTTIME goes on while the machine is suspended, as the server's clock does; CLOCK_MONOTONIC stands still then.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -13,4 +14,4 @@ def now_ms() -> float:
 
     Only differences mean anything. It is never compared with the server's clock.
     """
-    return time.clock_gettime(_CLOCK) * 1000
+    return clock_gettime(_CLOCK) * 1000

@@ -24,16 +24,13 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from . import wire
 from .driver import Driver, ReplyError, error_text, open_driver
 from .errors import RedleaseError
-from .route import OnReply, Reply, Route, settles
+from .route import PATIENCE_MS, OnReply, Reply, Route, settles
 
 logger = logging.getLogger("redlease")
 
 CONNECT_S = (1.0, 5.0)  # how long one attempt may take: the least, for the sake of short leases, and the most
 BACKOFF_S = (0.02, 1.0)  # the first and the longest pause between attempts, before jitter
 LIVED_S = 0.25  # a connection that was good for so long begins again with the first pause
-# How long a call may stay unanswered before the connection counts as half-open: the least that is sensible, and the
-# most, which the leases that are kept can make shorter.
-PATIENCE_MS = (250.0, 3000.0)
 
 
 class Connection(Route):
@@ -89,14 +86,15 @@ class Connection(Route):
 
     def send(self, resource: wire.Resource, script: wire.Script, tail: bytes, on_reply: OnReply) -> None:
         """Sends a script call with this loop turn's batch; `tail`: its arguments after the tag. Only while `ready`."""
-        self._tag = (self._tag + 1) % wire.TAGS
-        tag = b"%04x" % self._tag
-        self._enqueue(b"%b$4\r\n%b\r\n%b" % (resource.head(script), tag, tail), tag, on_reply)
+        self._tag = number = (self._tag + 1) % wire.TAGS
+        tag = b"%04x" % number
+        self._enqueue(b"%b%b$4\r\n%b\r\n%b" % (script.head, resource.packed_keys, tag, tail), tag, on_reply)
 
     def _enqueue(self, data: bytes, tag: bytes | None, on_reply: OnReply) -> None:
         self._pending.append((tag, on_reply))
-        self._out.append(data)
-        if len(self._out) == 1:
+        out = self._out
+        out.append(data)
+        if len(out) == 1:
             loop = asyncio.get_running_loop()
             if self._watchdog is None:
                 self._heard_at = loop.time()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from . import clock, wire
 from .errors import LeaseLost, RedleaseError
 from .keeper import Keeper, Lease, Released
 from .models import Permit
-from .route import settles
 
 logger = logging.getLogger("redlease")
 
@@ -46,15 +45,14 @@ class Hold(Lease):
     _cancelled = False
     _over: asyncio.Event | None = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  by position, as one is made for every pair
         self,
         keeper: Keeper,
         resource: wire.Resource,
         ask: wire.Ask,
         terms: wire.Terms,
-        *,
         metadata: dict[str, str],
-        forget_ticket: Callable[[], None],
+        forget_ticket: Callable[[], None] | None,
     ) -> None:
         super().__init__(keeper, resource, ask, terms)
         self._metadata = metadata
@@ -97,7 +95,7 @@ class Hold(Lease):
             return False
         self.end()
         future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
-        self.keeper.give_back(self, settles(future))
+        self.keeper.give_back(self, future)
         released = await future
         if released is None or isinstance(released, RedleaseError):
             self._log_pending()
@@ -130,7 +128,8 @@ class Hold(Lease):
             task.cancel(f"redlease: {self.why_lost}")
 
     def _finish(self) -> None:
-        self._forget_ticket()
+        if self._forget_ticket is not None:
+            self._forget_ticket()
         if self._over is not None:
             self._over.set()
 
@@ -194,7 +193,7 @@ class Hold(Lease):
 class HoldRequest:
     """What `hold(...)` returns: `await` it for a `Hold`, or enter it as a block."""
 
-    def __init__(self, acquire: Callable[[], Awaitable[Hold]]) -> None:
+    def __init__(self, acquire: Callable[[], Coroutine[Any, Any, Hold]]) -> None:
         self._acquire = acquire
         self._entered = False
         self._hold: Hold | None = None
@@ -219,9 +218,10 @@ class HoldRequest:
         """Whether the task that entered the block has ended without leaving it."""
         return self._hold is not None and self._hold.task is not None and self._hold.task.done()
 
-    async def __aexit__(
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         hold, self._hold, self._entered = self._hold, None, False
-        if hold is not None:
-            await hold.__aexit__(kind, error, traceback)
+        if hold is None:
+            raise RuntimeError("this hold() is not entered")
+        return hold.__aexit__(kind, error, traceback)

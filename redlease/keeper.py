@@ -11,12 +11,11 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable
 from functools import partial
 
 from . import clock, wire
 from .errors import RedleaseError
-from .route import Reached, Reply, Route, everything
+from .route import PATIENCE_MS, Reached, Reply, Route, everything
 from .schedule import Schedule
 
 logger = logging.getLogger("redlease")
@@ -40,6 +39,7 @@ class Lease:
     fence = 0
     granted_at_ms = 0
     expires_at_ms = 0
+    capacity = 0
     deadline_ms = 0.0
     renew_until_ms: float | None = None
     task: asyncio.Task[object] | None = None  # where the body runs that it guards
@@ -58,23 +58,19 @@ class Lease:
         self.resource = resource
         self.ask = ask
         self.terms = terms
-        self.capacity = terms.capacity
 
     def begin(self, granted: wire.Granted, deadline_ms: float, now_ms: float, *, handed_over: bool) -> None:
         """Starts keeping what was granted: at once, or out of the queue by a message."""
-        self.fence = granted.fence
-        self.granted_at_ms = granted.granted_at_ms
-        self.expires_at_ms = granted.expires_at_ms
-        self.capacity = granted.capacity
+        self.fence, self.granted_at_ms, self.expires_at_ms, self.capacity, _ = granted
         self.deadline_ms = deadline_ms
         self.keeper.keep(self)
-        rest_ms = deadline_ms - now_ms
+        wait_ms = (deadline_ms - now_ms) / RENEWALS_A_LEASE
         if handed_over:
             # Its first lease is what was left of the waiter's place: the sooner it is its own the better, but a hold
             # that is soon over need not pay for it. One that is shorter than that rest is set at once.
-            rest_ms = min(rest_ms, 0.0 if self.terms.lease_ms < rest_ms else CLAIM_MS * RENEWALS_A_LEASE)
-        self._first = handed_over
-        self._plan(now_ms, rest_ms / RENEWALS_A_LEASE)
+            wait_ms = min(wait_ms, 0.0 if self.terms.lease_ms < deadline_ms - now_ms else CLAIM_MS)
+            self._first = True
+        self._plan(now_ms, wait_ms)
 
     def end(self) -> None:
         """Stops keeping it; what becomes of the permit is the caller's."""
@@ -166,47 +162,46 @@ class Lease:
 
     def _plan(self, now_ms: float, wait_ms: float) -> None:
         """The next renewal, a little scattered: leases taken together are not renewed together for ever."""
-        at_ms = now_ms + max(0.0, wait_ms) * (0.9 + 0.1 * random.random())
-        step_ms = min(self.terms.lease_ms / TOGETHER_A_LEASE, TOGETHER_MS)
+        keeper, lease_ms = self.keeper, self.terms.lease_ms
+        at_ms = now_ms + wait_ms * (0.9 + 0.1 * random.random())
         # Renewals of one moment leave together, in one write, and are a fraction of the work that single ones are.
-        at_ms = max(now_ms, at_ms // step_ms * step_ms)
-        self.keeper.schedule.at(min(self.deadline_ms, at_ms), self)
+        step_ms = TOGETHER_MS if lease_ms > TOGETHER_MS * TOGETHER_A_LEASE else lease_ms / TOGETHER_A_LEASE
+        at_ms = (at_ms - keeper.phase_ms) // step_ms * step_ms + keeper.phase_ms
+        keeper.schedule.at(min(self.deadline_ms, max(now_ms, at_ms)), self)
 
 
 class Leaving:
     """A ticket on its way out: sent until the server has answered, or until it has lapsed by itself.
 
-    `done` is told once whether a live permit or place was taken out; or the server's refusal; or None, `patience_ms`
-    after the server was found to be out of reach. After the last two the sending goes on.
+    `done` gets whether a live permit or place was taken out; or the server's refusal; or None, `patience_ms` after the
+    server was found to be out of reach. After the last two the sending goes on.
     """
 
     due_ms: float | None = None
+    patience_ms = RECONNECT_MS
     _timer: asyncio.TimerHandle | None = None
     _refusals = 0
     _unanswered = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  by position, as one is made for every pair
         self,
         keeper: Keeper,
         resource: wire.Resource,
         ask: wire.Ask,
         terms: wire.Terms,
-        *,
         fence: int | None,
-        unsure: bool,
         until_ms: float,
-        done: Callable[[Released], None] | None = None,
-        patience_ms: float = RECONNECT_MS,
+        unsure: bool,
+        done: asyncio.Future[Released] | None = None,
     ) -> None:
         self.keeper = keeper
         self.resource = resource
-        self._ask = ask
         self.terms = terms
+        self._ask = ask
         self._fence = fence
-        self._unsure = unsure
         self._until_ms = until_ms
+        self._unsure = unsure
         self._done = done
-        self._patience_ms = patience_ms
 
     def start(self, now_ms: float) -> None:
         """Sends it now, or as soon as the connection is there."""
@@ -236,7 +231,7 @@ class Leaving:
             if reply[2]:
                 self.keeper.follow_up(self.resource, self.terms)
             # Nothing left to take out means that a copy without an answer did it, as far as can be known.
-            self._finish(bool(reply[1]) or self._unanswered)
+            self._finish(reply[1] == 1 or self._unanswered)
 
     def _finish(self, released: bool | None) -> None:
         keeper = self.keeper
@@ -260,14 +255,14 @@ class Leaving:
 
     def _delayed(self) -> None:
         if self._done is not None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._patience_ms / 1000, self._tell, None)
+            self._timer = asyncio.get_running_loop().call_later(self.patience_ms / 1000, self._tell, None)
 
     def _tell(self, released: Released) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        done, self._done = self._done, None
-        if done is not None:
-            done(released)
+        done = self._done
+        if done is not None and not done.done():
+            done.set_result(released)
 
 
 class Keeper:
@@ -276,6 +271,7 @@ class Keeper:
     def __init__(self, connection: Route) -> None:
         self.connection = connection
         self.schedule = Schedule(self)
+        self.phase_ms = random.uniform(0, TOGETHER_MS)  # so that the clients of one machine do not renew as one
         connection.be_patient_for(self.shortest_ms)
         self.leases: dict[str, Lease] = {}
         self.leaving: dict[Leaving, None] = {}
@@ -299,7 +295,8 @@ class Keeper:
     def keep(self, lease: Lease) -> None:
         """Keeps the lease from now on."""
         self.leases[lease.ask.request] = lease
-        self.connection.look_sooner(lease.terms.lease_ms / RENEWALS_A_LEASE)
+        if lease.terms.lease_ms < PATIENCE_MS[1] * RENEWALS_A_LEASE:
+            self.connection.look_sooner(lease.terms.lease_ms / RENEWALS_A_LEASE)
 
     def shortest_ms(self) -> float:
         """How soon a half-open connection has to be noticed for the shortest lease to be renewed in time."""
@@ -313,18 +310,11 @@ class Keeper:
             self.schedule.drop(lease)
         self.leases.pop(lease.ask.request, None)
 
-    def give_back(self, lease: Lease, done: Callable[[Released], None] | None = None) -> None:
+    def give_back(self, lease: Lease, done: asyncio.Future[Released] | None = None) -> None:
         """Releases what the lease is of, in the background if need be, while it lasts."""
-        now_ms = clock.now_ms()
-        until_ms = max(lease.deadline_ms, now_ms) + lease.terms.lease_ms
-        leaving = Leaving(
-            *(self, lease.resource, lease.ask, lease.terms),
-            fence=lease.fence,
-            unsure=lease.unsure,
-            until_ms=until_ms,
-            done=done,
-        )
-        leaving.start(now_ms)
+        now_ms, terms = clock.now_ms(), lease.terms
+        until_ms = max(lease.deadline_ms, now_ms) + terms.lease_ms
+        Leaving(self, lease.resource, lease.ask, terms, lease.fence, until_ms, lease.unsure, done).start(now_ms)
 
     def follow_up(self, resource: wire.Resource, terms: wire.Terms) -> None:
         """A call ended with its batch and not with its work: goes on until that is done."""

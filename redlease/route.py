@@ -17,6 +17,9 @@ T = TypeVar("T")
 OnReply = Callable[[Reply], None]
 Reached = Callable[[wire.Resource], bool]
 
+# How long a call may stay unanswered before the connection counts as half-open: the least that is sensible, and the
+# most, which the leases that are kept can make shorter.
+PATIENCE_MS = (250.0, 3000.0)
 LIMIT_MS = 5000.0  # how long a call that has no timeout of its own may take, outages included
 
 
@@ -64,6 +67,7 @@ class Route(ABC):
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._process = 0
         self._closed = False
 
@@ -156,28 +160,27 @@ class Route(ABC):
     async def _run(self) -> None:
         """Connects, and connects again."""
 
-    def start(self) -> None:
-        """Begins to connect, if it has not begun."""
+    def start(self) -> asyncio.AbstractEventLoop:
+        """Begins to connect, if it has not begun; returns the loop that it is used in."""
+        loop = asyncio.get_running_loop()
         if self._closed:
             raise RedleaseError("this client is closed: make a new one")
-        if self._task is None:
+        if self._loop is None:
+            self._loop, self._process = loop, os.getpid()
             self._task = asyncio.create_task(self._run(), name=f"redlease {type(self).__name__.lower()}")
-            self._process = os.getpid()
-        elif not self.at_home:
+        elif self._loop is not loop or self._process != os.getpid():
             raise RedleaseError("this client belongs to another event loop or process: make one for each")
+        return loop
 
     @property
     def at_home(self) -> bool:
         """Whether this is the event loop and the process in which it was started, if it was."""
-        home = self._task is None or self._task.get_loop() is asyncio.get_running_loop()
-        return home and self._process in (0, os.getpid())
+        return self._loop is None or (self._loop is asyncio.get_running_loop() and self._process == os.getpid())
 
     @property
     def orphaned(self) -> bool:
         """Whether its loop is over or, in a forked child, its process another."""
-        return not self.at_home and (
-            self._process != os.getpid() or self._task is None or self._task.get_loop().is_closed()
-        )
+        return self._loop is not None and (self._process != os.getpid() or self._loop.is_closed())
 
     @property
     def started(self) -> bool:

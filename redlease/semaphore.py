@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -15,8 +16,8 @@ from .errors import AcquireTimeout, RedleaseError
 from .hold import Hold, HoldRequest, OnLost, lease_lost
 from .keeper import Leaving, Released
 from .models import Permit, Snapshot
-from .route import LIMIT_MS, settles
-from .waiting import Outcome, Room, Waiting
+from .route import LIMIT_MS
+from .waiting import Room, Waiting
 
 Duration = float | timedelta
 
@@ -24,8 +25,8 @@ GONE = "it lapsed, was released, or somebody else adopted it"
 WATCH_MS = 30_000  # for how long one call asks that changes be published
 
 
-class _Wish(NamedTuple):
-    """The parameters of one acquire, checked."""
+class Wish(NamedTuple):
+    """The parameters of one acquire, checked; and those that go over the wire with every one like it, packed."""
 
     ticket: str | None
     weight: int
@@ -33,10 +34,13 @@ class _Wish(NamedTuple):
     terms: wire.Terms
     metadata: dict[str, str]
     timeout_ms: int | None
+    packed: bytes
 
-
-def _nothing() -> None:
-    pass
+    @classmethod
+    def usual(cls, terms: wire.Terms) -> Wish:
+        """What a primitive asks for when nothing is said."""
+        label = wire.label(terms.owner, {})
+        return cls(None, 1, label, terms, {}, None, wire.pack_terms(terms, 1, label))
 
 
 class Semaphore:
@@ -51,13 +55,12 @@ class Semaphore:
         ...     await train(fence=hold.fence)
     """
 
-    def __init__(self, room: Room, resource: wire.Resource, terms: wire.Terms) -> None:
+    def __init__(self, room: Room, resource: wire.Resource, usual: Wish) -> None:
         self._room = room
         self._connection = room.connection
         self._resource = resource
-        self._terms = terms
-        self._label = wire.label(terms.owner, {})
-        self._usual = _Wish(None, 1, self._label, terms, {}, None)
+        self._terms = usual.terms
+        self._usual = usual
         self._entered: list[tuple[asyncio.Task[Any] | None, HoldRequest]] = []
 
     def __repr__(self) -> str:
@@ -100,8 +103,7 @@ class Semaphore:
         """
         max_hold_ms = _checked_fate(on_lost, max_hold)
         wish = self._checked(timeout, ticket, weight, owner, metadata)
-
-        return HoldRequest(lambda: self._acquire_hold(wish, on_lost, max_hold_ms))
+        return HoldRequest(partial(self._acquire_hold, wish, on_lost, max_hold_ms))
 
     async def acquire(
         self,
@@ -117,7 +119,7 @@ class Semaphore:
         Takes and raises what `hold` does.
         """
         wish = self._checked(timeout, ticket, weight, owner, metadata)
-        permit = await self._acquire_permit(wish, queue=wish.timeout_ms != 0)
+        permit = await self._acquire_permit(wish)
         if permit is None:
             raise self._timed_out(wish)
         return permit
@@ -135,7 +137,7 @@ class Semaphore:
         Raises:
             Unavailable: The server was not reached.
         """
-        return await self._acquire_permit(self._checked(None, ticket, weight, owner, metadata), queue=False)
+        return await self._acquire_permit(self._checked(0.0, ticket, weight, owner, metadata))
 
     async def adopt(
         self, permit: Permit, *, refence: bool = True, on_lost: OnLost = "cancel", max_hold: Duration | None = None
@@ -171,10 +173,8 @@ class Semaphore:
             raise
         fence, granted_at_ms, expires_at_ms, _, capacity = answer.values
         granted = wire.Granted(fence, granted_at_ms, expires_at_ms, capacity)
-        hold = Hold(
-            self._room.keeper, self._resource, ask, terms, metadata=dict(permit.metadata), forget_ticket=forget_ticket
-        )
-        return self._begin(hold, Outcome(granted, answer.sent_ms + terms.lease_ms), on_lost, max_hold_ms)
+        hold = Hold(self._room.keeper, self._resource, ask, terms, dict(permit.metadata), forget_ticket)
+        return self._begin(hold, granted, answer.sent_ms + terms.lease_ms, on_lost, max_hold_ms)
 
     # Permits
 
@@ -213,15 +213,13 @@ class Semaphore:
         now_ms = clock.now_ms()
         request, until_ms = self._room.unsure.pop((self._resource.state_key, permit.ticket), ("", 0.0))
         self._connection.start()
-        Leaving(
+        leaving = Leaving(
             *(self._room.keeper, self._resource, wire.Ask(permit.ticket, request, permit.weight, "")),
-            self._terms._replace(lease_ms=permit.lease_ms),
-            fence=permit.fence,
-            unsure=now_ms < until_ms,
-            until_ms=now_ms + permit.lease_ms,
-            done=settles(future),
-            patience_ms=LIMIT_MS,
-        ).start(now_ms)
+            *(self._terms._replace(lease_ms=permit.lease_ms), permit.fence, now_ms + permit.lease_ms),
+            *(now_ms < until_ms, future),
+        )
+        leaving.patience_ms = LIMIT_MS
+        leaving.start(now_ms)
         released = await future
         if released is None:
             raise self._connection.unavailable(self.name, permit.ticket)
@@ -342,64 +340,75 @@ class Semaphore:
         weight: int,
         owner: str | None,
         metadata: dict[str, str] | None,
-    ) -> _Wish:
+    ) -> Wish:
         if weight == 1 and type(weight) is int and (timeout, ticket, owner, metadata) == (None, None, None, None):
             return self._usual
         timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
         if weight != 1 or type(weight) is not int:
             limits.checked_count("weight", weight)
-        terms, written, metadata = self._terms, self._label, limits.checked_metadata(metadata)
+        _, _, label, terms, _, _, _ = self._usual
+        metadata = limits.checked_metadata(metadata)
         if owner is not None:
             terms = terms._replace(owner=limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX))
         if owner is not None or metadata:
-            written = wire.label(terms.owner, metadata)
+            label = wire.label(terms.owner, metadata)
         if ticket is not None:
             limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
-        return _Wish(ticket, weight, written, terms, metadata, timeout_ms)
+        packed = wire.pack_terms(terms, weight, label, queue=timeout_ms != 0)
+        return Wish(ticket, weight, label, terms, metadata, timeout_ms, packed)
 
-    def _ask(self, wish: _Wish) -> tuple[wire.Ask, Callable[[], None]]:
+    def _ask(self, wish: Wish) -> tuple[wire.Ask, Callable[[], None] | None]:
         """The wish as a request, and what ends the use of its ticket in this client."""
         request = self._room.new_request()
         if wish.ticket is None:
-            return wire.Ask(request, request, wish.weight, wish.label), _nothing
+            return wire.Ask(request, request, wish.weight, wish.label), None
         forget_ticket = self._room.claim_ticket(self._resource, wish.ticket)
         return wire.Ask(wish.ticket, request, wish.weight, wish.label), forget_ticket
 
-    async def _acquire_hold(self, wish: _Wish, on_lost: OnLost, max_hold_ms: int | None) -> Hold:
+    async def _acquire_hold(self, wish: Wish, on_lost: OnLost, max_hold_ms: int | None) -> Hold:
         ask, forget_ticket = self._ask(wish)
         try:
-            waiting, outcome = await self._obtain(ask, wish, queue=wish.timeout_ms != 0, claim=False)
-            if outcome is None:
+            waiting, granted = await self._obtain(ask, wish, claim=False)
+            if granted is None:
                 raise self._timed_out(wish)
         except BaseException:
-            forget_ticket()
+            if forget_ticket is not None:
+                forget_ticket()
             raise
-        hold = Hold(
-            self._room.keeper, self._resource, ask, wish.terms, metadata=wish.metadata, forget_ticket=forget_ticket
-        )
+        hold = Hold(self._room.keeper, self._resource, ask, wish.terms, wish.metadata, forget_ticket)
         hold.unsure = waiting.unsure
-        return self._begin(hold, outcome, on_lost, max_hold_ms)
+        is_handed_over = waiting.is_handed_over
+        return self._begin(hold, granted, waiting.deadline_ms, on_lost, max_hold_ms, is_handed_over=is_handed_over)
 
     @staticmethod
-    def _begin(hold: Hold, outcome: Outcome, on_lost: OnLost, max_hold_ms: int | None) -> Hold:
+    def _begin(
+        hold: Hold,
+        granted: wire.Granted,
+        deadline_ms: float,
+        on_lost: OnLost,
+        max_hold_ms: int | None,
+        *,
+        is_handed_over: bool = False,
+    ) -> Hold:
         hold.on_lost = on_lost
         now_ms = clock.now_ms()
         if max_hold_ms is not None:
             hold.renew_until_ms = now_ms + max_hold_ms
-        hold.begin(outcome.granted, outcome.deadline_ms, now_ms, handed_over=outcome.handed_over)
+        hold.begin(granted, deadline_ms, now_ms, handed_over=is_handed_over)
         return hold
 
-    async def _acquire_permit(self, wish: _Wish, *, queue: bool) -> Permit | None:
+    async def _acquire_permit(self, wish: Wish) -> Permit | None:
         ask, forget_ticket = self._ask(wish)
         try:
-            waiting, outcome = await self._obtain(ask, wish, queue=queue, claim=True)
+            waiting, granted = await self._obtain(ask, wish, claim=True)
         finally:
-            forget_ticket()
-        if outcome is None:
+            if forget_ticket is not None:
+                forget_ticket()
+        if granted is None:
             return None
         if waiting.unsure:
             self._remember_unsure(ask)
-        granted, terms = outcome.granted, wish.terms
+        terms = wish.terms
         return Permit(
             *(self.name, ask.ticket, granted.fence, ask.weight, granted.capacity, terms.lease_ms),
             *(granted.granted_at_ms, granted.expires_at_ms, terms.owner, dict(wish.metadata)),
@@ -411,16 +420,16 @@ class Semaphore:
             del unsure[key]
         unsure[self._resource.state_key, ask.ticket] = (ask.request, now_ms + max(self._terms.lease_ms, LIMIT_MS))
 
-    async def _obtain(self, ask: wire.Ask, wish: _Wish, *, queue: bool, claim: bool) -> tuple[Waiting, Outcome | None]:
+    async def _obtain(self, ask: wire.Ask, wish: Wish, *, claim: bool) -> tuple[Waiting, wire.Granted | None]:
         """Asks and waits. Whatever ends this but an outcome gives back what the request has or may yet get."""
-        waiting = self._room.enter(self._resource, ask, wish.terms, queue=queue, claim=claim)
-        timer = None
-        if not queue:
+        waiting = self._room.enter(self._resource, ask, wish.terms, wish.packed, claim=claim)
+        timeout_ms, timer = wish.timeout_ms, None
+        if timeout_ms == 0:
             timer = asyncio.get_running_loop().call_later(LIMIT_MS / 1000, self._unreached, waiting)
-        elif wish.timeout_ms is not None:
-            timer = asyncio.get_running_loop().call_later(wish.timeout_ms / 1000, waiting.time_out, wish.timeout_ms)
+        elif timeout_ms is not None:
+            timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, waiting.time_out, timeout_ms)
         try:
-            outcome = await waiting.future
+            granted = await waiting.future
         except BaseException:
             self._room.give_up(waiting)
             raise
@@ -428,7 +437,7 @@ class Semaphore:
             if timer is not None:
                 timer.cancel()
         self._room.leave(waiting)
-        return waiting, outcome
+        return waiting, granted
 
     def _unreached(self, waiting: Waiting) -> None:
         waiting.fail(self._connection.unavailable(self.name, waiting.ask.ticket))
@@ -437,7 +446,7 @@ class Semaphore:
         if not isinstance(permit, Permit) or permit.resource != self.name:
             raise ValueError(f"{permit!r} is no permit of resource {self.name!r}")
 
-    def _timed_out(self, wish: _Wish) -> AcquireTimeout:
+    def _timed_out(self, wish: Wish) -> AcquireTimeout:
         message = f"resource {self.name!r}: no permit without waiting, and timeout is 0. The request was not queued"
         return AcquireTimeout(message, resource=self.name, ticket=wish.ticket)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from typing import NamedTuple
 
 from . import clock, wire
 from .errors import AcquireTimeout, QueueFull, RedleaseError, Withdrawn
@@ -25,57 +25,55 @@ logger = logging.getLogger("redlease")
 BEATS_A_LEASE = 3
 # Every client with waiters calls when something may have lapsed: one after the other, by its place.
 STAGGER_MS, STAGGER_PLACES = 1.0, 200
-PLACES_KEPT = 1024  # of those that nobody waits in: who locks the same few names again and again needs no new ones
 ROUNDING_MS = 2.0  # the server tells whole ms
-
-
-class Outcome(NamedTuple):
-    """A grant, and until when it is good by the local clock."""
-
-    granted: wire.Granted
-    deadline_ms: float
-    handed_over: bool = False
 
 
 class Waiting:
     """One acquire request, until it is granted, refused or given up.
 
+    `future` gets the grant, good until `deadline_ms` by the local clock; or None when it was not to queue and had to.
     `claim`: the caller will not renew, so a grant out of the queue is asked for once more, which fills its lease.
     """
 
+    place: Place | None = None  # once it is queued
     sequence: int | None = None
     sent = False
     unsure = False  # whether a copy may still be under way on a connection that was lost
-    asked_from = ""
+    deadline_ms = 0.0
+    is_handed_over = False  # whether a message told of the grant: its lease is what was left of the place's
     due_ms: float | None = None
     on_queued: Callable[[wire.Queued], None] | None = None
+    _asked_from = ""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  by position, as one is made for every pair
         self,
-        place: Place,
+        room: Room,
+        resource: wire.Resource,
         ask: wire.Ask,
         terms: wire.Terms,
-        future: asyncio.Future[Outcome | None],
-        *,
-        queue: bool,
+        packed_terms: bytes,
+        future: asyncio.Future[wire.Granted | None],
         claim: bool,
     ) -> None:
-        self.place = place
+        self.room = room
+        self.resource = resource
         self.ask = ask
         self.terms = terms
         self.future = future
-        self.queue = queue
-        self.claim = claim
+        self._packed_terms = packed_terms
+        self._claim = claim
 
     def turn(self, now_ms: float) -> bool:
         """Asks, or asks again: the same request finds its permit or its place."""
-        link = self.place.room.connection.of(self.place.resource)
+        room, resource = self.room, self.resource
+        link = room.connection.of(resource)
         if self.future.done() or not link.ready:
             return False
+        place = room.places.get(resource.state_key)
+        self._asked_from = asked_from = room.name if place is None else place.name
         self.sent = True
-        self.asked_from = self.place.name
-        tail = wire.acquire_tail(self.ask, self.terms, self.asked_from, self.place.lease_ms if self.queue else 0)
-        link.send(self.place.resource, wire.ACQUIRE, tail, partial(self._answered, now_ms, self.asked_from))
+        tail = wire.acquire_tail(self.ask, asked_from, self._packed_terms)
+        link.send(resource, wire.ACQUIRE, tail, partial(self._answered, now_ms, asked_from))
         return True
 
     def _answered(self, sent_ms: float, asked_from: str, reply: Reply) -> None:
@@ -87,7 +85,7 @@ class Waiting:
             if reply.passes:
                 self._again(reply.retry_ms)
             else:
-                self.future.set_exception(reply.error(self.place.resource.name, self.ask.ticket))
+                self.future.set_exception(reply.error(self.resource.name, self.ask.ticket))
         else:
             self._read(sent_ms, asked_from, reply[1], reply[2:])
 
@@ -95,18 +93,14 @@ class Waiting:
         if status == Status.GRANTED:
             granted = wire.Granted(*values)
             if granted.was_declared:
-                self.place.room.declared(self.place.resource, self.terms, granted.was_declared)
-            self.settle(granted, sent_ms + self.terms.lease_ms)
+                self.room.declared(self.resource, self.terms, granted.was_declared)
+            self.deadline_ms = sent_ms + self.terms.lease_ms
+            self.future.set_result(granted)
         elif status == Status.QUEUED:
-            queued = wire.Queued(*values)
-            if queued.was_declared:
-                self.place.room.declared(self.place.resource, self.terms, queued.was_declared)
-            self.sequence = queued.sequence
-            self.place.queued(self, asked_from, sent_ms, queued)
-            if self.on_queued is not None:
-                self.on_queued(queued)
+            self._queued(sent_ms, asked_from, wire.Queued(*values))
         elif status == Status.LAPSED:
-            self.place.lapsed(asked_from)
+            self.room.lapsed(self.resource, asked_from)
+            self._again(0)
         elif status in (Status.BUSY, Status.FULL) and values[-1]:
             self._again(0)  # the call ended with its batch of dead waiters, not with the last of them
         elif status == Status.BUSY:
@@ -114,24 +108,36 @@ class Waiting:
         else:
             self.future.set_exception(self._refusal(status, values))
 
-    def settle(self, granted: wire.Granted, deadline_ms: float, *, handed_over: bool = False) -> None:
-        """It is granted."""
-        if not self.future.done():
-            self.future.set_result(Outcome(granted, deadline_ms, handed_over))
+    def _queued(self, sent_ms: float, asked_from: str, queued: wire.Queued) -> None:
+        room = self.room
+        if queued.was_declared:
+            room.declared(self.resource, self.terms, queued.was_declared)
+        if queued.more:
+            room.keeper.follow_up(self.resource, self.terms)
+        self.place = place = room.place_on(self.resource)
+        place.waiters[self.ask.request] = self
+        if asked_from == place.name:
+            self.sequence = queued.sequence
+            place.queued(sent_ms, self.terms.waiter_lease_ms, queued)
+        else:  # it has another name by now, and only that one is kept
+            self._again(0)
+        if self.on_queued is not None:
+            self.on_queued(queued)
 
     def handed_over(self, granted: wire.Granted) -> None:
         """The message of a grant came: its lease is what is left of the place it was asked from."""
-        deadline_ms = self.place.deadline_ms
-        if self.claim or deadline_ms is None or self.asked_from != self.place.name or clock.now_ms() >= deadline_ms:
+        deadline_ms = None if self.place is None else self.place.confirmed_until_ms(self._asked_from)
+        if self._claim or deadline_ms is None or clock.now_ms() >= deadline_ms:
             self._again(0)
-        else:
-            self.settle(granted, deadline_ms, handed_over=True)
+        elif not self.future.done():
+            self.deadline_ms, self.is_handed_over = deadline_ms, True
+            self.future.set_result(granted)
 
     def _again(self, wait_ms: float) -> None:
-        self.place.room.keeper.schedule.at(clock.now_ms() + wait_ms, self)
+        self.room.keeper.schedule.at(clock.now_ms() + wait_ms, self)
 
     def _refusal(self, status: int, values: list[int]) -> Exception:
-        name, ticket = self.place.resource.name, self.ask.ticket
+        name, ticket = self.resource.name, self.ask.ticket
         if status == Status.FULL:
             return QueueFull(
                 f"resource {name!r}: {values[0]} requests wait already and max_waiters is {self.terms.max_waiters}; "
@@ -148,6 +154,11 @@ class Waiting:
             )
         return withdrawn(name, ticket)
 
+    def resized(self, capacity: int) -> None:
+        """The resource has this capacity now: one that can never fit is told."""
+        if self.ask.weight > capacity:
+            self.fail(misfit(self.resource.name, self.ask, capacity))
+
     def fail(self, error: Exception) -> None:
         """It will not be granted."""
         if not self.future.done():
@@ -155,9 +166,9 @@ class Waiting:
 
     def time_out(self, timeout_ms: float) -> None:
         """The caller's time is over."""
-        name, ticket = self.place.resource.name, self.ask.ticket
-        connection = self.place.room.connection
-        if not connection.of(self.place.resource).ready:
+        name, ticket = self.resource.name, self.ask.ticket
+        connection = self.room.connection
+        if not connection.of(self.resource).ready:
             why = str(connection.unavailable())
         elif self.sequence is None:
             why = "the server has not answered"
@@ -181,14 +192,14 @@ def withdrawn(name: str, ticket: str) -> Withdrawn:
 
 
 class Place:
-    """This client's place on one resource.
+    """This client's place on one resource, from the moment one of its requests was queued there.
 
     Places on several resources may have one name; what matters is that one which may have lapsed is not used again.
     """
 
     deadline_ms: float | None = None  # None: the server has not confirmed it
     due_ms: float | None = None
-    lease_ms = 0
+    _lease_ms = 0  # the longest that was asked for
     _beating = False
 
     def __init__(self, room: Room, resource: wire.Resource) -> None:
@@ -201,19 +212,21 @@ class Place:
         queued = (waiting for waiting in self.waiters.values() if waiting.sequence is not None)
         return min(queued, key=lambda waiting: waiting.sequence or 0, default=None)
 
-    def queued(self, waiting: Waiting, asked_from: str, sent_ms: float, queued: wire.Queued) -> None:
-        """The server has queued one of the waiters."""
-        if queued.more:
-            self.room.keeper.follow_up(self.resource, waiting.terms)
-        if asked_from == self.name:
-            due_ms = self._confirm(sent_ms, queued.ahead, queued.soonest_ms)
-            if self.due_ms is None or due_ms < self.due_ms:
-                self.room.keeper.schedule.at(due_ms, self)
+    def confirmed_until_ms(self, name: str) -> float | None:
+        """Until when the server keeps the place of that name; None when that is not known."""
+        return self.deadline_ms if name == self.name else None
 
-    def _confirm(self, sent_ms: float, ahead: int, soonest_ms: int) -> float:
+    def queued(self, sent_ms: float, lease_ms: int, queued: wire.Queued) -> None:
+        """The server has queued one of the waiters, and keeps the place for at least so long."""
+        self._lease_ms = max(self._lease_ms, lease_ms)
+        due_ms = self._confirm(sent_ms, lease_ms, queued.ahead, queued.soonest_ms)
+        if self.due_ms is None or due_ms < self.due_ms:
+            self.room.keeper.schedule.at(due_ms, self)
+
+    def _confirm(self, sent_ms: float, lease_ms: int, ahead: int, soonest_ms: int) -> float:
         """The server has kept the place; returns when to call next."""
-        self.deadline_ms = max(self.deadline_ms or 0.0, sent_ms + self.lease_ms)
-        due_ms = sent_ms + self.lease_ms / BEATS_A_LEASE
+        self.deadline_ms = max(self.deadline_ms or 0.0, sent_ms + lease_ms)
+        due_ms = sent_ms + lease_ms / BEATS_A_LEASE
         if soonest_ms >= 0:
             stagger_ms = STAGGER_MS * min(ahead, STAGGER_PLACES)
             due_ms = min(due_ms, clock.now_ms() + soonest_ms + ROUNDING_MS + stagger_ms)
@@ -236,11 +249,11 @@ class Place:
         if self._beating or not link.ready:
             return False
         self._beating = True
-        tail = wire.pack(self.name, self.lease_ms, first.ask.ticket, first.terms.idle_ttl_ms)
-        link.send(self.resource, wire.BEAT, tail, partial(self._beaten, now_ms, self.name, first))
+        tail = wire.pack(self.name, self._lease_ms, first.ask.ticket, first.terms.idle_ttl_ms)
+        link.send(self.resource, wire.BEAT, tail, partial(self._beaten, now_ms, self.name, self._lease_ms, first))
         return True
 
-    def _beaten(self, sent_ms: float, name: str, first: Waiting, reply: Reply) -> None:
+    def _beaten(self, sent_ms: float, name: str, lease_ms: int, first: Waiting, reply: Reply) -> None:
         self._beating = False
         schedule = self.room.keeper.schedule
         if reply is None or name != self.name:
@@ -250,14 +263,15 @@ class Place:
         elif reply[1] == Status.LAPSED:
             self.lapsed(name)
         elif reply[1] == Status.GRANTED:
-            schedule.at(self._confirm(sent_ms, 0, -1), self)
+            schedule.at(self._confirm(sent_ms, lease_ms, 0, -1), self)
             self._missed(first)
         else:
             beaten = wire.Beaten(*reply[2:])
-            schedule.at(self._confirm(sent_ms, beaten.ahead, beaten.soonest_ms), self)
+            schedule.at(self._confirm(sent_ms, lease_ms, beaten.ahead, beaten.soonest_ms), self)
             if beaten.more:
                 self.room.keeper.follow_up(self.resource, first.terms)
-            self.resized(beaten.capacity)
+            for waiting in list(self.waiters.values()):
+                waiting.resized(beaten.capacity)
 
     def _missed(self, first: Waiting) -> None:
         """The first is queued no longer and no message said so: asks for it, and looks at the next one at once."""
@@ -268,17 +282,11 @@ class Place:
         if self._first() is not None:
             self.room.keeper.schedule.at(now_ms, self)
 
-    def resized(self, capacity: int) -> None:
-        """The resource has this capacity now: who can never fit is told."""
-        for waiting in list(self.waiters.values()):
-            if waiting.ask.weight > capacity:
-                waiting.fail(misfit(self.resource.name, waiting.ask, capacity))
-
     def lapsed(self, name: str) -> None:
         """The place of that name is gone: everybody queues anew, in the order they had."""
         if name != self.name:
             return
-        self.name = self.room.new_name()
+        self.name = self.room.name = self.room.new_name()
         self.deadline_ms = None
         self.room.keeper.schedule.drop(self)
         if not self.waiters:
@@ -289,15 +297,6 @@ class Place:
         for waiting in sorted(self.waiters.values(), key=lambda waiting: waiting.sequence or 2**62):
             waiting.sequence = None
             self.room.keeper.schedule.at(now_ms, waiting)
-
-    def on_ready(self) -> None:
-        """The connection is back: those without a place ask; a beat finds out about the others."""
-        now_ms = clock.now_ms()
-        for waiting in self.waiters.values():
-            if waiting.sequence is None:
-                self.room.keeper.schedule.at(now_ms, waiting)
-        if self.deadline_ms is not None:
-            self.room.keeper.schedule.at(now_ms, self)
 
 
 class Room:
@@ -311,7 +310,7 @@ class Room:
         self._id = secrets.token_hex(8)
         self._requests = count(1)
         self._epochs = count(1)
-        self.name = self.new_name()
+        self.name = self.new_name()  # of every new place
         self._warned: set[tuple[str, int]] = set()
         self._tickets: set[tuple[bytes, str]] = set()
         # Requests of plain permits of which a late copy may still be under way, and until when that matters.
@@ -327,9 +326,8 @@ class Room:
         return f"{self._id}-{next(self._requests):x}"
 
     def new_name(self) -> str:
-        """A place's name that was never used before, and which new places have from now on."""
-        self.name = f"{self.connection.channel}|{next(self._epochs)}"
-        return self.name
+        """A place's name that was never used before."""
+        return f"{self.connection.channel}|{next(self._epochs)}"
 
     def claim_ticket(self, resource: wire.Resource, ticket: str) -> Callable[[], None]:
         """Marks a ticket as in use here, until what this returns is called; ValueError when it is already."""
@@ -342,39 +340,45 @@ class Room:
         self._tickets.add(key)
         return lambda: self._tickets.discard(key)
 
-    def enter(self, resource: wire.Resource, ask: wire.Ask, terms: wire.Terms, *, queue: bool, claim: bool) -> Waiting:
-        """Begins a request; `future` of what it returns is the outcome, None when it was not to queue and had to."""
-        self.connection.start()
-        place = self.places.get(resource.state_key)
-        if place is None:
-            place = self.places[resource.state_key] = Place(self, resource)
-        future: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
-        waiting = Waiting(place, ask, terms, future, queue=queue, claim=claim)
-        # One length for the whole place, and it only grows: a shorter one would move its deadline back.
-        place.lease_ms = max(place.lease_ms, terms.waiter_lease_ms)
-        place.waiters[ask.request] = waiting
+    def enter(
+        self, resource: wire.Resource, ask: wire.Ask, terms: wire.Terms, packed_terms: bytes, *, claim: bool
+    ) -> Waiting:
+        """Begins a request, whose outcome is `future` of what it returns."""
+        future: asyncio.Future[wire.Granted | None] = self.connection.start().create_future()
+        waiting = Waiting(self, resource, ask, terms, packed_terms, future, claim)
         self.waitings[ask.request] = waiting
-        refusal = self.connection.of(resource).refusal
-        if refusal is not None:
+        if not waiting.turn(clock.now_ms()) and (refusal := self.connection.of(resource).refusal) is not None:
             waiting.fail(refusal)
-        waiting.turn(clock.now_ms())
         return waiting
 
     def leave(self, waiting: Waiting) -> None:
         """Ends a request that has its outcome."""
-        place = waiting.place
-        request = waiting.ask.request
+        request, place = waiting.ask.request, waiting.place
         self.waitings.pop(request, None)
-        place.waiters.pop(request, None)
         if waiting.due_ms is not None:
             self.keeper.schedule.drop(waiting)
-        if not place.waiters and place.deadline_ms is None:
-            place.lease_ms = 0
-            if len(self.places) > PLACES_KEPT:
+        if place is not None:
+            place.waiters.pop(request, None)
+            if not place.waiters and place.deadline_ms is None:
                 self.forget(place)
 
+    def place_on(self, resource: wire.Resource) -> Place:
+        """The place on a resource on which a request was queued."""
+        place = self.places.get(resource.state_key)
+        if place is None:
+            place = self.places[resource.state_key] = Place(self, resource)
+        return place
+
+    def lapsed(self, resource: wire.Resource, name: str) -> None:
+        """The server says that the place of that name on the resource is gone."""
+        place = self.places.get(resource.state_key)
+        if place is not None:
+            place.lapsed(name)
+        elif name == self.name:
+            self.name = self.new_name()
+
     def forget(self, place: Place) -> None:
-        """Drops a place that nobody waits in and the server no longer has, or never had."""
+        """Drops a place that nobody waits in and the server no longer has."""
         self.keeper.schedule.drop(place)
         if self.places.get(place.resource.state_key) is place:
             del self.places[place.resource.state_key]
@@ -387,34 +391,30 @@ class Room:
         elif not waiting.future.cancelled():
             waiting.future.exception()  # seen
         if waiting.sent:
-            leaving = Leaving(
-                *(self.keeper, waiting.place.resource, waiting.ask, waiting.terms),
-                fence=None,
-                unsure=waiting.unsure,
-                until_ms=float("inf"),
-            )
-            leaving.start(clock.now_ms())
+            Leaving(
+                *(self.keeper, waiting.resource, waiting.ask, waiting.terms),
+                *(None, math.inf, waiting.unsure),
+            ).start(clock.now_ms())
 
     def on_ready(self, reached: Reached = everything) -> None:
-        """The connection is back, or the server refuses this client."""
+        """The connection is back, or the server refuses this client: those without a place ask, and places beat."""
         for event in self.watchers:
             event.set()
-        for place in [place for place in self.places.values() if reached(place.resource)]:
-            refusal = self.connection.of(place.resource).refusal
-            if refusal is None:
-                place.on_ready()
-            else:
-                for waiting in list(place.waiters.values()):
-                    waiting.fail(refusal)
+        schedule, now_ms = self.keeper.schedule, clock.now_ms()
+        for waiting in [waiting for waiting in self.waitings.values() if reached(waiting.resource)]:
+            refusal = self.connection.of(waiting.resource).refusal
+            if refusal is not None:
+                waiting.fail(refusal)
+            elif waiting.sequence is None:
+                schedule.at(now_ms, waiting)
+        for place in self.places.values():
+            if place.deadline_ms is not None and reached(place.resource):
+                schedule.at(now_ms, place)
 
     def on_message(self, message: wire.Message) -> None:
         """A message for a waiter of this client."""
         if message.kind in ("c", "l"):
-            place = self.places.get(message.about.encode())
-            if place is not None and message.kind == "c":
-                place.resized(*message.numbers)
-            elif place is not None:
-                self.keeper.schedule.at(clock.now_ms(), place)
+            self._about_all(message.about.encode(), message)
             return
         waiting = self.waitings.get(message.about)
         if waiting is None:
@@ -425,9 +425,17 @@ class Room:
         if message.kind == "g":
             waiting.handed_over(wire.Granted(*message.numbers))
         elif message.kind == "m":
-            waiting.fail(misfit(waiting.place.resource.name, waiting.ask, *message.numbers))
+            waiting.fail(misfit(waiting.resource.name, waiting.ask, *message.numbers))
         elif message.kind == "x":
-            waiting.fail(withdrawn(waiting.place.resource.name, waiting.ask.ticket))
+            waiting.fail(withdrawn(waiting.resource.name, waiting.ask.ticket))
+
+    def _about_all(self, state_key: bytes, message: wire.Message) -> None:
+        place = self.places.get(state_key)
+        if message.kind == "c":  # may come before the reply that somebody is queued
+            for waiting in [each for each in self.waitings.values() if each.resource.state_key == state_key]:
+                waiting.resized(*message.numbers)
+        elif place is not None:
+            self.keeper.schedule.at(clock.now_ms(), place)
 
     def declared(self, resource: wire.Resource, terms: wire.Terms, was_declared: int) -> None:
         """Warns once when this client's capacity took the place of another declared one."""
@@ -442,4 +450,4 @@ class Room:
     def close(self, error: Callable[[str, str], RedleaseError]) -> None:
         """Ends every request with an error."""
         for waiting in list(self.waitings.values()):
-            waiting.fail(error(waiting.place.resource.name, waiting.ask.ticket))
+            waiting.fail(error(waiting.resource.name, waiting.ask.ticket))

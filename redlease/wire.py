@@ -14,7 +14,7 @@ from datetime import timedelta
 from enum import IntEnum
 from functools import lru_cache
 from importlib import resources
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from .errors import NotReplicated, RedleaseError
 from .limits import (
@@ -113,37 +113,36 @@ def escape(name: str) -> str:
 
 
 class Resource:
-    """A contended name, as its keys."""
+    """A contended name, as its keys.
 
-    __slots__ = ("_heads", "_keys", "name", "state_key")
+    Attributes:
+        name: As the user gave it.
+        state_key: The first of the keys.
+        packed_keys: All four, in the order in which every call declares them.
+    """
 
-    PARTS: ClassVar[tuple[bytes, ...]] = (b"state", b"holders", b"queue", b"waiters")
+    __slots__ = ("name", "packed_keys", "state_key")
+
+    _PACKED = b"$%d\r\n%bstate\r\n$%d\r\n%bholders\r\n$%d\r\n%bqueue\r\n$%d\r\n%bwaiters\r\n"
 
     def __init__(self, prefix: str, name: str) -> None:
         checked_text("resource name", name, NAME_BYTES_MAX)
         base = f"{prefix}:{{{escape(name)}}}:".encode()
+        size = len(base)
         self.name = name
-        self.state_key = b"%b%b" % (base, self.PARTS[0])
-        self._keys = b"".join([b"$%d\r\n%b%b\r\n" % (len(base) + len(part), base, part) for part in self.PARTS])
-        self._heads: dict[Script, bytes] = {}
+        self.state_key = base + b"state"
+        self.packed_keys = self._PACKED % (size + 5, base, size + 7, base, size + 5, base, size + 7, base)
 
     @property
     def keys(self) -> list[str]:
         """Its keys, in the order in which every call declares them."""
-        base = self.state_key.removesuffix(self.PARTS[0])
-        return [(base + part).decode() for part in self.PARTS]
+        base = self.state_key.removesuffix(b"state").decode()
+        return [base + part for part in ("state", "holders", "queue", "waiters")]
 
     @property
     def watch_channel(self) -> str:
         """The channel that changes are published to while somebody watches."""
         return self.state_key.decode() + ":watch"
-
-    def head(self, script: Script) -> bytes:
-        """What a call of `script` on this resource begins with, up to its tag."""
-        head = self._heads.get(script)
-        if head is None:
-            head = self._heads[script] = script.head + self._keys
-        return head
 
 
 class Terms(NamedTuple):
@@ -181,12 +180,11 @@ def _plain_label(owner: str) -> str:
     return json.dumps([owner, {}], separators=(",", ":"), ensure_ascii=False)
 
 
-def acquire_tail(ask: Ask, terms: Terms, place: str, waiter_lease_ms: int) -> bytes:
-    """The arguments of an acquire; with a waiter lease of 0 it never queues."""
+def acquire_tail(ask: Ask, place: str, terms: bytes) -> bytes:
+    """The arguments of an acquire; `terms` is what `pack_terms` made of its other parameters."""
     request = bulk(ask.request)
     ticket = request if ask.ticket is ask.request else bulk(ask.ticket)
-    rest = _terms_tail(ask.weight, terms, waiter_lease_ms, ask.label)
-    return b"%b%b%b%b" % (ticket, request, _place_and_arrival(place, ask.arrival), rest)
+    return b"%b%b%b%b" % (ticket, request, _place_and_arrival(place, ask.arrival), terms)
 
 
 @lru_cache(maxsize=256)
@@ -195,7 +193,9 @@ def _place_and_arrival(place: str, arrival: int) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _terms_tail(weight: int, terms: Terms, waiter_lease_ms: int, written: str) -> bytes:
+def pack_terms(terms: Terms, weight: int, written: str, *, queue: bool = True) -> bytes:
+    """The arguments that many acquires have in common; `queue`: it may wait for its grant."""
+    waiter_lease_ms = terms.waiter_lease_ms if queue else 0
     most = -1 if terms.max_waiters is None else terms.max_waiters
     return pack(weight, terms.lease_ms, terms.capacity, waiter_lease_ms, most, terms.idle_ttl_ms, written)
 

@@ -26,7 +26,8 @@ def ask(
     """Begin a request with a given arrival, as a relay does."""
     request = wire.Ask(ticket, f"request-of-{ticket}-{arrival}", weight, wire.label("o", {}), arrival)
     terms = wire.Terms("o", capacity=capacity, max_waiters=most)
-    return client.room.enter(pool._resource, request, terms, queue=True, claim=True)
+    packed_terms = wire.pack_terms(terms, weight, request.label)
+    return client.room.enter(pool._resource, request, terms, packed_terms, claim=True)
 
 
 async def queued(waiting: Waiting) -> int:

@@ -35,7 +35,7 @@ def test_names_that_look_escaped_stay_apart(one: str, other: str) -> None:
 @given(texts)
 def test_all_keys_are_in_one_slot(name: str) -> None:
     """The four keys of a resource share their one hash tag, and differ."""
-    frame = wire.Resource("p", name).head(wire.CHECK)
+    frame = wire.Resource("p", name).packed_keys
     words = frame.split(b"\r\n")
     keys = [word for word in words if word.startswith(b"p:{")]
     assert len(set(keys)) == 4 or "\r\n" in name
@@ -63,8 +63,9 @@ def test_a_command_is_one_frame(args: list[Any]) -> None:
 def test_a_call_is_one_frame(name: str, ticket: str, written: str, weight: int) -> None:
     """A script's head, tag and tail make one frame with as many words as the head announces."""
     terms = wire.Terms("o", lease_ms=1000, capacity=3)
-    tail = wire.acquire_tail(wire.Ask(ticket, "1-1", weight, written), terms, "c|1", 1000)
-    head = wire.Resource("p", name).head(wire.ACQUIRE)
+    packed_terms = wire.pack_terms(terms, weight, written)
+    tail = wire.acquire_tail(wire.Ask(ticket, "1-1", weight, written), "c|1", packed_terms)
+    head = wire.ACQUIRE.head + wire.Resource("p", name).packed_keys
     frame = head + b"$4\r\n0001\r\n" + tail
     assert Framer().feed(frame + b"*0\r\n") == [frame, b"*0\r\n"]
 

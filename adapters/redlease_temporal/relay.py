@@ -21,7 +21,6 @@ from redlease import Redlease, RedleaseError, Withdrawn, clock, limits, wire
 from redlease.hold import lease_lost
 from redlease.keeper import Leaving, Released
 from redlease.models import Permit, Snapshot
-from redlease.route import settles
 from redlease.semaphore import GONE, Semaphore
 from redlease.waiting import Room
 
@@ -283,15 +282,14 @@ class Relay:
         """Takes a ticket out, so that no late copy of its request can bring it back."""
         future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
         ask = wire.Ask(watch.ticket, watch.request, watch.weight, "")
+        now_ms = clock.now_ms()
+        until_ms = now_ms + watch.terms.lease_ms if until_ms is None else until_ms
+        unsure = True
         leaving = Leaving(
-            *(self.room.keeper, resource, ask, self.terms(watch)),
-            fence=watch.fence or None,
-            unsure=True,
-            until_ms=clock.now_ms() + watch.terms.lease_ms if until_ms is None else until_ms,
-            done=settles(future),
-            patience_ms=patience_ms,
+            *(self.room.keeper, resource, ask, self.terms(watch), watch.fence or None, until_ms, unsure, future)
         )
-        leaving.start(clock.now_ms())
+        leaving.patience_ms = patience_ms
+        leaving.start(now_ms)
         return await future
 
     # Places

@@ -200,17 +200,17 @@ class Watcher:
         """Waits in the queue."""
         watch = self.watch
         ask = wire.Ask(watch.ticket, watch.request, watch.weight, watch.label, watch.arrival)
-        room = self._relay.room
-        waiting = room.enter(self._resource, ask, self._relay.terms(watch), queue=True, claim=True)
+        room, terms = self._relay.room, self._relay.terms(watch)
+        packed_terms = wire.pack_terms(terms, watch.weight, watch.label)
+        waiting = room.enter(self._resource, ask, terms, packed_terms, claim=True)
         waiting.on_queued = lambda queued: self._queued(waiting, queued)
         try:
-            outcome = await waiting.future
+            granted = await waiting.future
         finally:
             room.leave(waiting)
             waiting.future.cancel()
-        if outcome is None:
+        if granted is None:
             raise _GoneError
-        granted = outcome.granted
         watch.fence, watch.granted_at_ms, watch.capacity = granted.fence, granted.granted_at_ms, granted.capacity
         watch.recorded = False
         await self._save()

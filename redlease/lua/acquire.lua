@@ -44,7 +44,7 @@ if weight == 1 and not was[9] and was[4] == ARGV[8] and was[6] and tonumber(was[
     -- It is full, and it stands behind others from the same place.
     local its_sequence = format('%d', (was[5] or 0) + 1)
     call('ZADD', queue, its_sequence, ticket)
-    call('ZADD', waiters, format('%d', now + waiter_lease), place)
+    call('ZADD', waiters, 'GT', format('%d', now + waiter_lease), place)
     call('HSET', state, 's', its_sequence, 't' .. ticket,
       '1 0 ' .. ARGV[7] .. ' ' .. since .. ' ' .. place .. ' ' .. request .. ' ' .. label)
     return {tag, QUEUED, tonumber(its_sequence), waiting, wait, capacity, 0, 0}
@@ -128,7 +128,7 @@ if waiter_lease > 0 and lapses and tonumber(lapses) <= now then return {tag, LAP
 if queued_since then
   call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
   if waiter_lease > 0 then
-    call('ZADD', waiters, format('%d', deadline), place)
+    call('ZADD', waiters, 'GT', format('%d', deadline), place)
     call('HSET', state, 't' .. ticket,
       format('%d 0 %d %s %s %s %s', weight, lease, queued_since, place, request, label))
   end
@@ -182,7 +182,7 @@ if queued_since then
 else
   call('ZADD', queue, format('%d', its_sequence), ticket)
   set('s', format('%d', math.max(sequence, its_sequence)))
-  local new_place = call('ZADD', waiters, format('%d', deadline), place) == 1
+  local new_place = call('ZADD', waiters, 'GT', format('%d', deadline), place) == 1
   if new_place then call('ZREMRANGEBYSCORE', waiters, '-inf', format('%d', now - FORGET_MS)) end
   new_waiter = new_place or ahead == 0
 end
