@@ -14,7 +14,7 @@ if capacity == 0 or not alive(place) then return {tag, LAPSED} end
 local wait, ahead, more = soonest(), call('ZRANK', queue, ticket), 0
 local deadline = now + waiter_lease
 call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
-call('ZADD', waiters, format('%d', deadline), place)
+call('ZADD', waiters, 'GT', format('%d', deadline), place)
 
 local due = wait == 0 or used < capacity
 if due then more = advance() end
