@@ -28,7 +28,8 @@ async def eventually(condition: asyncio.Event | Callable[[], Any | Awaitable[Any
             answer = condition()
             if inspect.isawaitable(answer):
                 answer = await answer
-            failure = AssertionError(f"still {answer!r} after {within:g} s: {inspect.getsource(condition).strip()}")
+            source = inspect.getsource(getattr(condition, "func", condition)).strip()
+            failure = AssertionError(f"still {answer!r} after {within:g} s: {source}")
         except AssertionError as error:
             answer, failure = None, error
         if answer:
