@@ -148,7 +148,9 @@ class Connection(Route):
 
     def unsubscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
         """Ends one `subscribe`."""
-        listeners = self._listeners[channel.encode()]
+        listeners = self._listeners.get(channel.encode(), [])
+        if listener not in listeners:
+            return
         listeners.remove(listener)
         if not listeners:
             del self._listeners[channel.encode()]
@@ -318,7 +320,8 @@ class Connection(Route):
                 if self._refusal is not None:
                     self._on_ready()
             else:
-                self._become_ready()
+                if not self._lost.is_set():  # else it was given up with the last reply, and every call was told
+                    self._become_ready()
                 await self._lost.wait()
                 logger.warning("the connection to Redis was lost: %s; connecting again", self.trouble)
             attempt = 0 if loop.time() - began > LIVED_S else attempt + 1

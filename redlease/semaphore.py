@@ -154,11 +154,11 @@ class Semaphore:
         max_hold_ms = _checked_fate(on_lost, max_hold)
         terms = self._terms
         written = wire.label(terms.owner, permit.metadata)
+        forget_ticket = self._room.claim_ticket(self._resource, permit.ticket)
         # A repeated call is the same request, so that it gets what one without an answer may have got.
         key = (self._resource.state_key, permit.ticket, permit.fence)
         request = self._room.adopting.setdefault(key, self._room.new_request())
         ask = wire.Ask(permit.ticket, request, permit.weight, written)
-        forget_ticket = self._room.claim_ticket(self._resource, permit.ticket)
         try:
             answer = await self._connection.call(
                 *(self._resource, wire.ADOPT, ask.ticket, permit.fence, ask.request, self._room.new_name()),
@@ -266,8 +266,10 @@ class Semaphore:
             snapshot = await self.inspect()
             waiters = snapshot.waiters if queue else ()
             freed += sum(await asyncio.gather(*(self._expel(waiter.ticket, "") for waiter in waiters)))
+            if len(waiters) == wire.SNAPSHOT_LIMIT:
+                continue  # as long as any may wait that was not seen, no holder makes room for it
             freed += sum(await asyncio.gather(*(self._expel(held.ticket, held.fence) for held in snapshot.holders)))
-            if max(len(snapshot.holders), len(waiters)) < wire.SNAPSHOT_LIMIT:
+            if len(snapshot.holders) < wire.SNAPSHOT_LIMIT:
                 return freed
 
     async def _expel(self, ticket: str, fence: int | str) -> bool:
@@ -292,8 +294,8 @@ class Semaphore:
             changed.set()
 
         self._room.watchers.add(changed)
-        await self._connection.subscribe(channel, tell)
         try:
+            await self._connection.subscribe(channel, tell)
             seen = None
             while True:
                 changed.clear()

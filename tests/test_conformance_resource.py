@@ -202,6 +202,23 @@ async def test_release_all_empties_the_queue_too(
     assert await pool.release_all(queue=True) == 0
 
 
+async def test_release_all_lets_nobody_in_from_a_long_queue(client: Redlease) -> None:
+    """With `queue` every waiter goes first, those behind the first thousand too: none is granted in between."""
+    lock = client.lock("r")
+    held = await lock.acquire()
+    tasks = [asyncio.create_task(lock.acquire()) for _ in range(1100)]
+
+    async def all_wait() -> bool:
+        return len((await lock.inspect(limit=2000)).waiters) == len(tasks)
+
+    await eventually(all_wait, 20)
+    freed = await lock.release_all(queue=True)
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {Withdrawn}
+    assert freed == 1101
+    assert (await lock.inspect()).fence == held.fence
+
+
 async def test_release_all_cancels_bodies(client: Redlease, make_one: MakeOne) -> None:
     """A body whose lock was freed by force is cancelled."""
     lock = make_one(client)
@@ -267,6 +284,33 @@ async def test_a_watch_is_cancelled_whatever_comes_with_it(client: Redlease) -> 
         done, _ = await asyncio.wait({watching}, timeout=5)
         assert done, f"it went on after {turns} turns"
         assert watching.cancelled()
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 4])
+async def test_a_watch_that_is_cancelled_as_it_begins_leaves_nothing(client: Redlease, turns: int) -> None:
+    """Neither the channel nor the watcher is kept of a watch that ends before it has begun to listen."""
+    lock = client.lock("r")
+    assert not await lock.locked()
+    listening = len(client.room.watchers)
+
+    async def watch() -> None:
+        async for _ in lock.watch():
+            pass
+
+    watching = asyncio.create_task(watch())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await cancel(watching)
+    assert len(client.room.watchers) == listening
+
+
+async def test_an_adoption_that_is_misuse_is_not_remembered(client: Redlease) -> None:
+    """A ticket that is in use in this client is refused before a request is set aside for its repetition."""
+    lock = client.lock("r")
+    async with lock.hold(ticket="t") as hold:
+        with pytest.raises(ValueError, match="in use in this client"):
+            await lock.adopt(hold.permit)
+        assert not client.room.adopting
 
 
 async def test_many_may_watch(client: Redlease) -> None:

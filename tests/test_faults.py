@@ -58,6 +58,14 @@ async def nothing_is_left(raw: redis.asyncio.Redis, prefix: str) -> bool:
     return await left_over(raw, prefix) == []
 
 
+async def test_a_connection_that_is_lost_as_it_becomes_ready(proxy: Proxy, make_client: MakeClient) -> None:
+    """Given up with the last reply of its opening, it is not taken for a good one: the next one serves."""
+    proxy.plan(Fault.ECHO, 1, "INFO")
+    client = await make_client(url=proxy.url)
+    assert await client.lock("r").acquire(timeout=5)
+    assert proxy.connections_total == 2
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("after", [1, 2])
 async def test_one_fault_in_a_block(
