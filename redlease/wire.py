@@ -14,7 +14,7 @@ from datetime import timedelta
 from enum import IntEnum
 from functools import lru_cache
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from .errors import NotReplicated, RedleaseError
 from .limits import (
@@ -118,26 +118,26 @@ class Resource:
     Attributes:
         name: As the user gave it.
         state_key: The first of the keys.
-        packed_keys: All four, in the order in which every call declares them.
+        packed_keys: All of them, in the order in which every call declares them.
     """
 
     __slots__ = ("name", "packed_keys", "state_key")
 
-    _PACKED = b"$%d\r\n%bstate\r\n$%d\r\n%bholders\r\n$%d\r\n%bqueue\r\n$%d\r\n%bwaiters\r\n"
+    PARTS: ClassVar[tuple[bytes, ...]] = (b"state", b"holders", b"queue", b"waiters")
 
     def __init__(self, prefix: str, name: str) -> None:
         checked_text("resource name", name, NAME_BYTES_MAX)
         base = f"{prefix}:{{{escape(name)}}}:".encode()
-        size = len(base)
+        keys = [base + part for part in self.PARTS]
         self.name = name
-        self.state_key = base + b"state"
-        self.packed_keys = self._PACKED % (size + 5, base, size + 7, base, size + 5, base, size + 7, base)
+        self.state_key = keys[0]
+        self.packed_keys = b"".join([b"$%d\r\n%b\r\n" % (len(key), key) for key in keys])
 
     @property
     def keys(self) -> list[str]:
         """Its keys, in the order in which every call declares them."""
-        base = self.state_key.removesuffix(b"state").decode()
-        return [base + part for part in ("state", "holders", "queue", "waiters")]
+        base = self.state_key.removesuffix(self.PARTS[0])
+        return [(base + part).decode() for part in self.PARTS]
 
     @property
     def watch_channel(self) -> str:
