@@ -43,6 +43,10 @@ class Servers(Protocol):
         """The settings of a connection to one server."""
         ...
 
+    def reached(self, announced: Address) -> Address:
+        """Where a server is reached that says of itself or of another that it listens there."""
+        ...
+
 
 class GivenServers:
     """The nodes of a cluster that a client of redis-py goes to."""
@@ -51,10 +55,15 @@ class GivenServers:
         self.seeds = [Address(node.host, int(node.port)) for node in client.startup_nodes]
         others = {"host", "port", "redis_connect_func", "response_callbacks"}
         self._settings = {name: value for name, value in client.connection_kwargs.items() if name not in others}
+        self._remap = client.nodes_manager.remap_host_port
 
     def pool(self, address: Address) -> ConnectionPool:
         """The client's settings, with another address."""
         return ConnectionPool(host=address.host, port=address.port, **self._settings)
+
+    def reached(self, announced: Address) -> Address:
+        """What the client's `address_remap` makes of it."""
+        return Address(*self._remap(*announced))
 
 
 class NamedServers:
@@ -85,3 +94,7 @@ class NamedServers:
     def pool(self, address: Address) -> ConnectionPool:
         """The settings of a connection to one server, as redis-py reads them from a URL."""
         return ConnectionPool.from_url(f"{self._head}{address}{self._query}", **self._options)
+
+    def reached(self, announced: Address) -> Address:
+        """There: a URL says nothing else."""
+        return announced

@@ -200,12 +200,13 @@ class Cluster(Route):
             return fault
         if fault.code == "MOVED":
             self._asked.pop(tag, None)
-            slot, address = read_moved(fault.text, node.address)
-            self._ask_first = address
+            slot, announced = read_moved(fault.text, node.address)
+            self._ask_first = self._servers.reached(announced)
             self._stale.set()
-            self._assign(slot, address)
+            self._assign(slot, self._ask_first)
         elif fault.code == "ASK":
-            _, address = read_moved(fault.text, node.address)
+            _, announced = read_moved(fault.text, node.address)
+            address = self._servers.reached(announced)
             self._asked[tag] = self._nodes.get(address) or self._connect(address)
         elif fault.is_half_done:
             return wire.Fault(f"TRYAGAIN {fault.text}")

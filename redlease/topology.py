@@ -48,7 +48,7 @@ def read_moved(text: str, asked: Address) -> tuple[int, Address]:
 
 
 async def ask_node(servers: Servers, address: Address) -> Topology:
-    """Asks one node, on a connection of its own that ends with the answer.
+    """Asks one node, on a connection of its own that ends with the answer; the addresses are those to connect to.
 
     Raises:
         RedleaseError: It is no part of a cluster.
@@ -64,7 +64,9 @@ async def ask_node(servers: Servers, address: Address) -> Topology:
         raise RedleaseError(f"the server at {address} is no part of a cluster. Give it as redis://{address}") from None
     finally:
         await connection.disconnect(nowait=True)
-    return read_slots(reply, address)
+    found = read_slots(reply, address)
+    reached = {node: servers.reached(node) for node in found.nodes}
+    return Topology([owner and reached[owner] for owner in found.owners], frozenset(reached.values()))
 
 
 def changed_slots(old: list[Address | None], new: list[Address | None]) -> frozenset[int]:

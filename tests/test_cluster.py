@@ -8,12 +8,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis.asyncio
 from redis.crc import key_slot
 
 from redlease import Redlease, RedleaseError, Unavailable
 from redlease.cli.app import app
 
-from clusters import Cluster, free_bus_port, raw_reply, told, until
+from clusters import SLOTS, Cluster, free_bus_port, raw_reply, told, until
 from helpers import eventually, queue_up, until_waiting
 from servers import REAL_ENGINES, available_engines
 
@@ -474,6 +475,40 @@ def cluster_of_two(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 # Settings
+
+
+@pytest.fixture(params=ENGINES)
+def announcing(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Three masters which announce ports that nobody listens on, one above their own."""
+    cluster = Cluster(request.param)
+    for node in cluster.masters:
+        announced = {"port": node.port + 1, "bus-port": node.port + 10_000}
+        node.arguments += tuple(
+            word for name, value in announced.items() for word in (f"--cluster-announce-{name}", str(value))
+        )
+    with cluster:
+        yield cluster
+
+
+async def test_a_client_of_redis_py_that_knows_better_where_nodes_are(announcing: Cluster, prefix: str) -> None:
+    """`address_remap` leads to nodes that announce other addresses: on the first look, by MOVED and by ASK."""
+    seed = announcing.masters[0]
+    given = redis.asyncio.RedisCluster(
+        "127.0.0.1", seed.port, address_remap=lambda address: (address[0], address[1] - 1)
+    )
+    async with Redlease(given, prefix=prefix) as client, asyncio.timeout(10):
+        hold = await client.lock("r").hold()
+        tasks = await queue_up(client.lock("r"), 1)
+        slot = slot_of(prefix, "r")
+        source = announcing.masters[slot // -(-SLOTS // 3)]
+        target = other_than(announcing, source)
+        await asyncio.to_thread(announcing.begin_move, slot, source, target)
+        await asyncio.to_thread(announcing.move_keys, slot, source, target)
+        assert (await client.lock("r").inspect()).fence == hold.fence
+        await asyncio.to_thread(announcing.end_move, slot, target)
+        assert await hold.release()
+        assert await client.lock("r").release(await tasks[0])
+    await given.aclose()
 
 
 async def test_a_server_that_is_no_cluster_is_told(servers: Servers, prefix: str) -> None:
