@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from redis.asyncio import ConnectionPool, Redis, RedisCluster
+from redis.asyncio.sentinel import SentinelConnectionPool
 
 from . import limits, wire
 from .addresses import GivenServers, NamedServers
@@ -23,6 +24,7 @@ from .errors import RedleaseError, Unavailable, Withdrawn
 from .keeper import Keeper
 from .route import LIMIT_MS, Reached, Route, everything
 from .semaphore import Lock, Semaphore, Wish
+from .sentinel import own_pool
 from .urls import read_url
 from .waiting import Room
 
@@ -70,6 +72,8 @@ class Redlease:
         pool = getattr(redis_client, "connection_pool", None)
         if not isinstance(pool, ConnectionPool):
             raise ValueError(f"redlease needs a client of redis.asyncio, not {redis_client!r}")
+        if isinstance(pool, SentinelConnectionPool):
+            pool = own_pool(pool)
         self._set_up(pool, prefix, **settings)
 
     @classmethod

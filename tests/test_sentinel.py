@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 from redis.asyncio.sentinel import Sentinel
 
-from redlease import Redlease, Unavailable
+from redlease import Redlease, RedleaseError, Unavailable
 
 from clusters import Watched, raw_reply, told, until
 from helpers import eventually, until_waiting
@@ -107,7 +107,7 @@ async def test_sentinels_that_are_away_are_passed_over(watched: Watched, make_cl
 async def test_a_service_that_no_sentinel_knows(watched: Watched, prefix: str) -> None:
     """A wrong name of the service is told when the client is entered."""
     url = watched.url.replace(watched.service, "nosuch")
-    with pytest.raises(Unavailable, match="No master found for 'nosuch'"):
+    with pytest.raises(Unavailable, match=r"no Sentinel knows a primary of 'nosuch': .*: no such service"):
         await Redlease.from_url(url, prefix=prefix).__aenter__()
 
 
@@ -125,3 +125,31 @@ async def test_a_client_of_redis_py_that_asks_sentinels(watched: Watched, prefix
         assert await hold.release()
     await primary.aclose()
     await sentinel.aclose()
+
+
+async def test_a_client_of_redis_py_whose_first_sentinel_hangs(watched: Watched, prefix: str) -> None:
+    """The others are asked while there is still time to connect."""
+    watched.sentinels[0].pause()
+    addresses = [("127.0.0.1", sentinel.port) for sentinel in watched.sentinels]
+    sentinel = Sentinel(addresses)  # type: ignore[no-untyped-call]
+    async with Redlease(sentinel.master_for(watched.service), prefix=prefix) as client:
+        assert await client.lock("r").try_acquire()
+
+
+async def test_a_client_of_redis_py_that_leads_to_replicas(watched: Watched) -> None:
+    """`slave_for` is misuse, and told so."""
+    sentinel = Sentinel([("127.0.0.1", watched.sentinels[0].port)])  # type: ignore[no-untyped-call]
+    with pytest.raises(ValueError, match="master_for"):
+        Redlease(sentinel.slave_for(watched.service))
+
+
+async def test_the_passwords_of_sentinels(watched: Watched, make_client: MakeClient, prefix: str) -> None:
+    """Sentinels have users of their own; a wrong password of theirs is told at once, as theirs."""
+    for sentinel in watched.sentinels:
+        sentinel.cli("ACL", "SETUSER", "asker", "on", ">pass", "+@all")
+        sentinel.cli("ACL", "SETUSER", "default", "off")
+    client = await make_client(url=f"{watched.url}?sentinel_username=asker&sentinel_password=pass")
+    assert await client.lock("r").try_acquire()
+    for url in (watched.url, f"{watched.url}?sentinel_username=asker&sentinel_password=wrong"):
+        with pytest.raises(RedleaseError, match=r"a Sentinel refused the user name or password.*sentinel_password"):
+            await Redlease.from_url(url, prefix=prefix).__aenter__()
