@@ -12,6 +12,7 @@ from .sentinel import primary_pool
 
 CLUSTER = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 SENTINEL = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
+SINGLE = ("redis", "rediss", "unix")
 
 
 def read_url(url: str, options: dict[str, Any]) -> ConnectionPool | NamedServers:
@@ -20,7 +21,9 @@ def read_url(url: str, options: dict[str, Any]) -> ConnectionPool | NamedServers
     Raises:
         ValueError: The URL or an option is wrong.
     """
-    scheme = urlsplit(url).scheme
+    if not isinstance(url, str):
+        raise ValueError(f"the URL must be a string, not a {type(url).__name__}")
+    scheme = _checked_scheme(url)
     if scheme in SENTINEL:
         return primary_pool(NamedServers(url, SENTINEL[scheme], SENTINEL_PORT, options))
     if scheme in CLUSTER:
@@ -29,3 +32,16 @@ def read_url(url: str, options: dict[str, Any]) -> ConnectionPool | NamedServers
             raise ValueError(f"a cluster has the database 0 alone, not {'/'.join(servers.path)!r}")
         return servers
     return ConnectionPool.from_url(url, **options)
+
+
+def _checked_scheme(url: str) -> str:
+    """The scheme; the errors show nothing of the URL behind it, which may be part of a password."""
+    parts = urlsplit(url)
+    known = [*SINGLE, *CLUSTER, *SENTINEL]
+    if parts.scheme not in known:
+        raise ValueError(f"the URL must begin with one of {', '.join(f'{name}://' for name in known)}")
+    # What is behind the host has no "@", but in the value of an option.
+    behind = parts.path + parts.query.partition("=")[0] + parts.fragment
+    if parts.scheme != "unix" and "@" not in parts.netloc and "@" in behind:
+        raise ValueError('the user name or password in the URL has a "/", "?" or "#": write it percent-encoded')
+    return parts.scheme

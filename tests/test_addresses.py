@@ -113,6 +113,30 @@ def test_a_client_of_redis_py_gives_its_settings() -> None:
     assert kept.items() <= given.pool(Address("two", 7001)).connection_kwargs.items()
 
 
+@pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "", "cluster://h:7000"])
+def test_urls_of_something_else(url: str) -> None:
+    """The error names every scheme there is."""
+    with pytest.raises(ValueError, match=r"redis://, rediss://, unix://, redis\+cluster://.* rediss\+sentinel://"):
+        read_url(url, {})
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster", "redis+sentinel"])
+@pytest.mark.parametrize("mark", ["/", "?", "#"])
+def test_a_password_that_is_not_encoded(scheme: str, mark: str) -> None:
+    """The error says what to do, and shows nothing of the password."""
+    with pytest.raises(ValueError, match="percent-encoded") as raised:
+        read_url(f"{scheme}://me:sec{mark}ret@host:7000/mymaster?socket_timeout=1", {})
+    assert "sec" not in str(raised.value)
+    assert read_url(f"{scheme}://me:sec%2Fret@host:7000{'/mymaster' * ('sentinel' in scheme)}?client_name=a@b", {})
+
+
+@pytest.mark.parametrize("url", [None, 5, b"redis://host"])
+def test_urls_that_are_no_strings(url: Any) -> None:
+    """They are misuse."""
+    with pytest.raises(ValueError, match="must be a string"):
+        read_url(url, {})
+
+
 @pytest.mark.parametrize(("version", "has"), [("6.2.14", False), ("7.0.0", True), ("9.1.2", True), ("", True)])
 def test_which_servers_have_sharded_channels(version: str, has: bool) -> None:
     """Redis has them from 7.0 on."""
