@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from awkward_flows import Twice
 from backend_flows import WORKFLOWS, Actor, Consumer, Holder, Inside, On, guarded
 from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
@@ -37,19 +38,20 @@ class Bench:
 
     async def actor(self) -> WorkflowHandle[Any, Any]:
         """Start a workflow that does what it is told to."""
-        return await self._start(Actor.run, self.on)
+        return await self.start(Actor.run, self.on)
 
     async def holder(self, how: str = "complete", **on: Any) -> WorkflowHandle[Any, Any]:
         """Start a workflow that holds."""
-        return await self._start(Holder.run, On(**(vars(self.on) | on)), how, None)
+        return await self.start(Holder.run, On(**(vars(self.on) | on)), how, None)
 
     async def consume(self, seconds: float, **on: Any) -> int:
         """Run one guarded activity in a hold; returns the fence."""
-        handle = await self._start(Consumer.run, On(**(vars(self.on) | on)), seconds)
+        handle = await self.start(Consumer.run, On(**(vars(self.on) | on)), seconds)
         fence: int = await handle.result()
         return fence
 
-    async def _start(self, run: Any, *args: Any) -> WorkflowHandle[Any, Any]:
+    async def start(self, run: Any, *args: Any) -> WorkflowHandle[Any, Any]:
+        """Start a workflow."""
         self._started += 1
         return await self.client.start_workflow(
             run, args=list(args), id=f"{self.queue}-{self._started}", task_queue=self.queue
@@ -103,7 +105,7 @@ class Bench:
 async def without_redis(server: TemporalServer, task_queue: str, prefix: str) -> AsyncIterator[Client]:
     """Run a worker for all workflows, whose plugin has no Redis; yields its client."""
     client = await Client.connect(server.address, plugins=[RedleasePlugin(prefix=prefix)])
-    async with Worker(client, task_queue=task_queue, workflows=WORKFLOWS, activities=[guarded]):
+    async with Worker(client, task_queue=task_queue, workflows=[*WORKFLOWS, Twice], activities=[guarded]):
         yield client
 
 

@@ -85,14 +85,14 @@ class Activities:
         return released
 
     @activity.defn(name=calls.RENEW)
-    async def renew(self, renewing: calls.Renewing) -> Permit:
+    async def renew(self, renewing: calls.Renewing) -> calls.Prolonged:
         """Gives a permit a new lease."""
-        return await _told(self._relay.renew(renewing))
+        return calls.Prolonged.of(await _told(self._relay.renew(renewing)))
 
     @activity.defn(name=calls.ADOPT)
-    async def adopt(self, adopting: calls.Adopting) -> Permit:
+    async def adopt(self, adopting: calls.Adopting) -> calls.Prolonged:
         """Takes over a permit for this run."""
-        return await _told(self._relay.adopt(adopting))
+        return calls.Prolonged.of(await _told(self._relay.adopt(adopting)))
 
     @activity.defn(name=calls.CHECK)
     async def check(self, checking: calls.Checking) -> bool:

@@ -14,7 +14,7 @@ from redlease.models import Permit, Snapshot
 
 from . import calls
 from .errors import AcquireTimeout, Unavailable, refusal
-from .run import Run
+from .run import Run, current
 
 T = TypeVar("T")
 
@@ -99,6 +99,13 @@ async def answered(
             raise refused from error
         message = f"resource {resource!r}: {away} was not reached in time ({error.cause}). It is safe to try again"
         raise Unavailable(message, resource=resource) from error
+
+
+async def prolonged(name: str, arg: Any, activity_id: str | None = None, *, away: str, resource: str) -> Permit:
+    """As `answered`, for a permit that is renewed or adopted."""
+    permit = await answered(name, arg, calls.Prolonged, activity_id, away=away, resource=resource)
+    current().on_prolonged(permit)
+    return permit.permit()
 
 
 def timed_out(away: str, wish: calls.Wish, timeout: timedelta) -> AcquireTimeout:

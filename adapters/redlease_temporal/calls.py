@@ -6,8 +6,10 @@ dataclasses of JSON-native fields, which every data converter carries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self
+
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from redlease.models import Permit
 
@@ -34,6 +36,8 @@ HEADER = "redlease"
 # The shapes of the commands that an acquire makes; workflow code branches on the one that its history began with.
 SHAPE = 1  # a local activity asks, and a remote one waits
 BY_SIGNAL = 2  # a local activity asks, and the run waits for a signal, which lets a test server skip time
+# The shape of the commands that a release makes, where its permit was renewed or adopted in the same workflow task.
+BY_COMMAND = 2  # a command, which is carried out when the task is recorded
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,26 @@ class Standing:
     ahead: int | None = None
     shape: int = SHAPE
     salt: str = ""
+
+
+@pydantic_dataclass(frozen=True, slots=True)
+class Prolonged(Permit):
+    """A permit that its run has had before: renewed, or adopted. `shape`: of the commands of its release."""
+
+    shape: int = SHAPE
+
+    @classmethod
+    def of(cls, permit: Permit) -> Self:
+        """The permit as this release has it recorded."""
+        return cls(**_fields_of(permit), shape=BY_COMMAND)
+
+    def permit(self) -> Permit:
+        """The permit alone."""
+        return Permit(**_fields_of(self))
+
+
+def _fields_of(permit: Permit) -> dict[str, Any]:
+    return {each.name: getattr(permit, each.name) for each in fields(Permit)}
 
 
 @dataclass(frozen=True)
@@ -200,6 +224,11 @@ class Guard:
     fence: int
     kept_by: str = ""
     until_ms: int = 0
+
+    @property
+    def names(self) -> tuple[str, str, int]:
+        """What tells the permit from all others: two slots may have been granted under one ticket."""
+        return self.resource, self.ticket, self.fence
 
     def texts(self) -> list[str | int]:
         """The guard as it stands in a header."""

@@ -14,10 +14,10 @@ from temporalio.client import (
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError
 
-from redlease.models import Permit, Snapshot
+from redlease.models import Snapshot
 
 from . import coordinator_calls as calls
-from .calls import Checking, Guard, Inspecting
+from .calls import Checking, Guard, Inspecting, Prolonged
 from .coordinator import Coordinator
 from .errors import LeaseLost
 from .hold import lease_lost
@@ -71,7 +71,7 @@ class CoordinatorActivities:
         return bool(await self._query(call.terms.resource, "outcome", release.call))
 
     @activity.defn(name=calls.RENEW)
-    async def renew(self, call: calls.Call) -> Permit:
+    async def renew(self, call: calls.Call) -> Prolonged:
         """Gives a permit a new lease."""
         assert call.renewal is not None
         renewal, resource = call.renewal, call.terms.resource
@@ -79,11 +79,10 @@ class CoordinatorActivities:
         found = await self._query(resource, "permit", renewal.ticket, renewal.fence)
         if found is None or found.permit is None:
             raise _gone(resource, renewal.ticket, renewal.fence)
-        permit: Permit = found.permit
-        return permit
+        return Prolonged.of(found.permit)
 
     @activity.defn(name=calls.ADOPT)
-    async def adopt(self, call: calls.Call) -> Permit:
+    async def adopt(self, call: calls.Call) -> Prolonged:
         """Takes a permit over for a run."""
         assert call.adoption is not None
         adoption, resource = call.adoption, call.terms.resource
@@ -91,8 +90,7 @@ class CoordinatorActivities:
         found = await self._query(resource, "adopted", adoption.ticket, adoption.requester.request)
         if found is None or found.permit is None:
             raise _gone(resource, adoption.ticket, adoption.fence)
-        permit: Permit = found.permit
-        return permit
+        return Prolonged.of(found.permit)
 
     @activity.defn(name=calls.CHECK)
     async def check(self, checking: Checking) -> bool:

@@ -15,7 +15,7 @@ from redlease.models import Permit, Snapshot
 
 from . import calls
 from . import coordinator_calls as to
-from .backend import answered, local, timed_out
+from .backend import answered, local, prolonged, timed_out
 from .errors import NAMED, LockError, Unavailable, misused
 from .hold import to_its_end
 from .post import signal
@@ -73,7 +73,7 @@ class CoordinatorBackend:
                 request = self._request(wish, request_name(wish) + suffix, timeout)
                 answer = await self._ask_and_wait(run, request, wish.local_id + suffix)
                 if isinstance(answer, calls.Granted):
-                    run.post.kept[answer.permit.resource, answer.permit.ticket] = answer.permit.fence
+                    run.post.kept.add((answer.permit.resource, answer.permit.ticket, answer.permit.fence))
                     return answer.permit
                 if answer.error != STALE:
                     raise _error(self._terms.resource, wish.ticket, answer)
@@ -126,14 +126,16 @@ class CoordinatorBackend:
     async def adopt(self, run: Run, adopting: calls.Adopting) -> Permit:
         """Takes over a permit."""
         call = to.Call(self._terms, adoption=adoption_of(adopting))
-        adopted = await self._ask(to.ADOPT, call, Permit, adopting.wish.local_id)
-        run.post.kept[adopted.resource, adopted.ticket] = adopted.fence
+        name = adopting.wish.local_id
+        adopted = await prolonged(to.ADOPT, call, name, away=self.away, resource=self._terms.resource)
+        run.post.kept.add((adopted.resource, adopted.ticket, adopted.fence))
         return adopted
 
     async def renew(self, renewing: calls.Renewing) -> Permit:
         """Gives a permit a new lease."""
         renewal = to.Renewal(renewing.permit.ticket, renewing.permit.fence, renewing.lease_ms)
-        return await self._ask(to.RENEW, to.Call(self._terms, renewal=renewal), Permit)
+        call = to.Call(self._terms, renewal=renewal)
+        return await prolonged(to.RENEW, call, away=self.away, resource=self._terms.resource)
 
     async def release(self, giving: calls.Giving) -> bool:
         """Takes a ticket out, and asks what came of it."""
@@ -144,10 +146,14 @@ class CoordinatorBackend:
         return await self._give(giving, "")
 
     async def _give(self, giving: calls.Giving, call_name: str) -> bool:
-        kept, key = current().post.kept, (self._terms.resource, giving.ticket)
-        if giving.fence is not None and kept.get(key) == giving.fence:
-            del kept[key]
+        key = (self._terms.resource, giving.ticket)
+        if giving.fence is not None:
+            current().post.kept.discard((*key, giving.fence))
         release = to.Release(giving.ticket, giving.fence, call=call_name)
+        if current().is_unrecorded(*key):
+            delivered = await signal(to.workflow_id_of(self._terms.resource), "release", release)
+            if not delivered or not call_name:
+                return delivered  # and if it is to say what came of it, the same call is asked for
         return await self._send(to.Call(self._terms, release=release))
 
     async def _send(self, call: to.Call) -> bool:

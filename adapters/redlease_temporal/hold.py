@@ -80,7 +80,7 @@ class Hold:
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
         self._cancelled = False
-        run.holds[permit.resource, permit.ticket] = self
+        run.holds.append(self)
         begin_guarding(self)
 
     @property
@@ -136,7 +136,7 @@ class Hold:
 
     def _end(self) -> None:
         self._ended = True
-        self._run.holds.pop((self.permit.resource, self.permit.ticket), None)
+        self._run.holds.remove(self)
 
     def _loss(self, why: str) -> LeaseLost:
         return lease_lost(self._as_guard(), why)

@@ -14,7 +14,7 @@ from .calls import FREE_SIGNAL, Confirm, Granted, Refused
 from .coordinator_calls import Confirmed, Release
 from .slot_calls import Free
 
-Key = tuple[str, str]  # resource, ticket
+Key = tuple[str, str, int]  # resource, ticket, fence: what tells a permit from all others
 
 
 async def signal(workflow_id: str, name: str, said: object) -> bool:
@@ -35,7 +35,7 @@ class Post:
         answers: What came for them.
         frees: The slots that were offered for them.
         homes: In the lines of which slots they stand.
-        kept: The fences of the permits that this run has.
+        kept: The permits that this run has.
         slots: In which slots they are.
         children: Those slots, where this run has started them itself.
         calls: How many calls it has made that have a name.
@@ -45,7 +45,7 @@ class Post:
     answers: dict[str, Granted | Refused] = field(default_factory=dict)
     frees: dict[str, list[Free]] = field(default_factory=dict)
     homes: dict[str, int] = field(default_factory=dict)
-    kept: dict[Key, int] = field(default_factory=dict)
+    kept: set[Key] = field(default_factory=set)
     slots: dict[Key, int] = field(default_factory=dict)
     children: dict[Key, asyncio.Task[Any]] = field(default_factory=dict)
     calls: int = 0
@@ -61,7 +61,7 @@ class Post:
         permit = granted.permit
         if granted.request in self.awaited:
             self.answers.setdefault(granted.request, granted)
-        elif self.kept.get((permit.resource, permit.ticket)) != permit.fence:
+        elif (permit.resource, permit.ticket, permit.fence) not in self.kept:
             self._say(signal(granted.keeper, "release", Release(permit.ticket, permit.fence)))
 
     def on_refused(self, refused: Refused) -> None:
@@ -98,7 +98,7 @@ class Post:
 
     def on_confirm(self, confirm: Confirm) -> None:
         """Says that this run holds it, if it does; no answer is one too."""
-        if self.kept.get((confirm.resource, confirm.ticket)) == confirm.fence:
+        if (confirm.resource, confirm.ticket, confirm.fence) in self.kept:
             confirmed = Confirmed(confirm.ticket, confirm.fence, workflow.info().run_id)
             self._say(signal(confirm.keeper, "confirm", confirmed))
 

@@ -15,7 +15,7 @@ from temporalio.exceptions import TimeoutError as ActivityTimeout
 from redlease.models import Permit, Snapshot
 
 from . import calls
-from .backend import LOCAL_LIMIT, answered, is_cancelled, local, raise_if_cancelled, timed_out
+from .backend import LOCAL_LIMIT, answered, is_cancelled, local, prolonged, raise_if_cancelled, timed_out
 from .errors import refusal
 from .hold import seen, to_its_end
 from .run import Run, current
@@ -100,14 +100,20 @@ class RedisBackend:
     async def adopt(self, run: Run, adopting: calls.Adopting) -> Permit:
         """Takes over a permit."""
         del run
-        return await self._ask(calls.ADOPT, adopting, Permit, adopting.wish.local_id)
+        name = adopting.wish.local_id
+        return await prolonged(calls.ADOPT, adopting, name, away=self.away, resource=self._terms.resource)
 
     async def renew(self, renewing: calls.Renewing) -> Permit:
         """Gives a permit a new lease."""
-        return await self._ask(calls.RENEW, renewing, Permit)
+        return await prolonged(calls.RENEW, renewing, away=self.away, resource=self._terms.resource)
 
     async def release(self, giving: calls.Giving) -> bool:
         """Takes a ticket out; with Redis away that is left to an activity, and to the end of the run."""
+        if current().is_unrecorded(self._terms.resource, giving.ticket):
+            try:
+                return (await self._release_later(giving)).released
+            except ActivityError:
+                return False
         try:
             released = await local(calls.RELEASE, giving, calls.Released)
         except ActivityError as error:
@@ -115,18 +121,20 @@ class RedisBackend:
                 raise refused from error
             released = calls.Released(released=False, pending=True)
         if released.pending:
-            later = workflow.start_activity(
-                calls.RELEASE_LATER,
-                giving,
-                result_type=calls.Released,
-                task_queue=current().task_queue,
-                schedule_to_close_timeout=timedelta(milliseconds=self._terms.lease_ms) + LOCAL_LIMIT,
-                retry_policy=OFTEN,
-                cancellation_type=workflow.ActivityCancellationType.ABANDON,
-                summary=f"releasing {self._terms.resource}",
-            )
-            later.add_done_callback(seen)
+            self._release_later(giving).add_done_callback(seen)
         return released.released
+
+    def _release_later(self, giving: calls.Giving) -> workflow.ActivityHandle[calls.Released]:
+        return workflow.start_activity(
+            calls.RELEASE_LATER,
+            giving,
+            result_type=calls.Released,
+            task_queue=current().task_queue,
+            schedule_to_close_timeout=timedelta(milliseconds=self._terms.lease_ms) + LOCAL_LIMIT,
+            retry_policy=OFTEN,
+            cancellation_type=workflow.ActivityCancellationType.ABANDON,
+            summary=f"releasing {self._terms.resource}",
+        )
 
     async def end(self, giving: calls.Giving) -> bool:
         """Takes a permit out."""

@@ -18,7 +18,7 @@ from temporalio.exceptions import ApplicationError
 from redlease import limits
 from redlease.models import Permit
 
-from .calls import HEADER, Granted, Guard, Lost
+from .calls import BY_COMMAND, HEADER, Granted, Guard, Lost, Prolonged
 from .post import Post
 
 TICKET_BYTES_MAX = limits.TICKET_BYTES_MAX
@@ -40,16 +40,32 @@ class Run:
     """The state of one run.
 
     `task_queue`: of the internal worker; `wait_attempt_s`: see `Settings`; `inherited`: what its parent began it under;
-    `post`: what workflows that keep resources have answered to its requests.
+    `post`: what workflows that keep resources have answered to its requests; `prolonged`: how long the history was when
+    a permit was last renewed or adopted.
     """
 
     task_queue: str
     wait_attempt_s: float
     inherited: list[Guard] = field(default_factory=list)
     tickets: dict[str, int] = field(default_factory=dict)
-    holds: dict[tuple[str, str], Held] = field(default_factory=dict)
+    holds: list[Held] = field(default_factory=list)
     granted: dict[tuple[str, str], Permit] = field(default_factory=dict)
     post: Post = field(default_factory=Post)
+    prolonged: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def on_prolonged(self, prolonged: Prolonged) -> None:
+        """A permit was renewed or adopted by a local activity, which this workflow task is to record."""
+        if prolonged.shape >= BY_COMMAND:
+            key = (prolonged.resource, prolonged.ticket)
+            self.prolonged[key] = workflow.info().get_current_history_length()
+
+    def is_unrecorded(self, resource: str, ticket: str) -> bool:
+        """Whether that was in the workflow task that is under way.
+
+        Were it done anew, as it is when a signal arrives while it ends the run, renewing and adopting would be done
+        again: whatever it has done at once to the permit after that, they would find done.
+        """
+        return self.prolonged.get((resource, ticket)) == workflow.info().get_current_history_length()
 
     def number(self, resource: str) -> int:
         """Counts the requests for a resource: a re-run of the same code comes to the same numbers."""
@@ -65,9 +81,10 @@ class Run:
 
     def on_lost(self, lost: Lost) -> None:
         """A relay says that a permit is lost; it may say so more than once, and late."""
-        held = self.holds.get((lost.resource, lost.ticket))
-        if held is not None and held.guard is not None and held.guard.fence == lost.fence:
-            held.lose(lost.why)
+        for held in list(self.holds):
+            guard = held.guard
+            if guard is not None and guard.names == (lost.resource, lost.ticket, lost.fence):
+                held.lose(lost.why)
 
 
 _current: ContextVar[Run] = ContextVar("redlease_run")

@@ -17,7 +17,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from redlease.models import Permit, Snapshot, Waiter
 
 from . import slot_calls as calls
-from .calls import Checking, Guard, Inspecting
+from .calls import Checking, Guard, Inspecting, Prolonged
 from .endings import end_of
 from .errors import LeaseLost
 from .hold import lease_lost
@@ -103,7 +103,7 @@ class SlotActivities:
         return ended is not None and ended.call == release.call
 
     @activity.defn(name=calls.RENEW)
-    async def renew(self, call: calls.SlotCall) -> Permit:
+    async def renew(self, call: calls.SlotCall) -> Prolonged:
         """Gives a permit a new lease."""
         assert call.renewal is not None
         renewal = call.renewal
@@ -112,12 +112,11 @@ class SlotActivities:
             await self._signal(call.terms.resource, seen.slot, "renew", renewal)
             found = await self._query(call.terms.resource, seen.slot, "permit", renewal.ticket, renewal.fence)
             if found is not None and found.permit is not None:
-                permit: Permit = found.permit
-                return permit
+                return Prolonged.of(found.permit)
         raise gone(call.terms.resource, renewal.ticket, renewal.fence)
 
     @activity.defn(name=calls.ADOPT)
-    async def adopt(self, call: calls.SlotCall) -> Permit:
+    async def adopt(self, call: calls.SlotCall) -> Prolonged:
         """Takes a permit over for a run."""
         assert call.adoption is not None
         adoption = call.adoption
@@ -127,8 +126,7 @@ class SlotActivities:
             asked = (adoption.ticket, adoption.requester.request)
             found = await self._query(call.terms.resource, seen.slot, "adopted", *asked)
             if found is not None and found.permit is not None:
-                adopted: Permit = found.permit
-                return adopted
+                return Prolonged.of(found.permit)
         raise gone(call.terms.resource, adoption.ticket, adoption.fence)
 
     @activity.defn(name=calls.CHECK)

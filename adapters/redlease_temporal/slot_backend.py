@@ -19,7 +19,7 @@ from redlease.models import Permit, Snapshot
 
 from . import calls
 from . import slot_calls as to
-from .backend import answered, local, timed_out
+from .backend import answered, local, prolonged, timed_out
 from .coordinator_calls import Release, Renewal
 from .errors import Unavailable, misused
 from .hold import seen, to_its_end
@@ -172,7 +172,7 @@ class SlotBackend:
             await to_its_end(self._undo(run.post, starting, taken))
             raise
         child.add_done_callback(lambda ended: _on_end(run, permit, ended))
-        run.post.children[permit.resource, permit.ticket] = child
+        run.post.children[permit.resource, permit.ticket, permit.fence] = child
         return self._own(run, permit)
 
     async def _start(self, run: Run, taken: to.Taken) -> workflow.ChildWorkflowHandle[Any, Any] | None:
@@ -205,8 +205,9 @@ class SlotBackend:
         await self._send(to.SlotCall(self._terms, taken.kept.slot, release=release))
 
     def _own(self, run: Run, permit: Permit) -> Permit:
-        key = (permit.resource, permit.ticket)
-        run.post.kept[key], run.post.slots[key] = permit.fence, to.slot_of(permit)
+        key = (permit.resource, permit.ticket, permit.fence)
+        run.post.kept.add(key)
+        run.post.slots[key] = to.slot_of(permit)
         return permit
 
     def _order(self) -> list[int]:
@@ -223,13 +224,15 @@ class SlotBackend:
     async def adopt(self, run: Run, adopting: calls.Adopting) -> Permit:
         """Takes over a permit."""
         call = to.SlotCall(self._terms, to.slot_of(adopting.permit), adoption=adoption_of(adopting))
-        return self._own(run, await self._ask(to.ADOPT, call, Permit, adopting.wish.local_id))
+        name = adopting.wish.local_id
+        return self._own(run, await prolonged(to.ADOPT, call, name, away=self.away, resource=self._terms.resource))
 
     async def renew(self, renewing: calls.Renewing) -> Permit:
         """Gives a permit a new lease."""
         permit = renewing.permit
         renewal = Renewal(permit.ticket, permit.fence, renewing.lease_ms)
-        return await self._ask(to.RENEW, to.SlotCall(self._terms, to.slot_of(permit), renewal=renewal), Permit)
+        call = to.SlotCall(self._terms, to.slot_of(permit), renewal=renewal)
+        return await prolonged(to.RENEW, call, away=self.away, resource=self._terms.resource)
 
     async def release(self, giving: calls.Giving) -> bool:
         """Takes a ticket out, and waits until its slot is free."""
@@ -240,14 +243,16 @@ class SlotBackend:
         return await self._give(giving, wait=False)
 
     async def _give(self, giving: calls.Giving, *, wait: bool) -> bool:
-        post, key = current().post, (self._terms.resource, giving.ticket)
-        slot, child = post.slots.get(key), post.children.get(key)
-        if giving.fence is not None and post.kept.get(key) == giving.fence:
-            del post.kept[key], post.slots[key]
-            post.children.pop(key, None)
-        release = Release(giving.ticket, giving.fence, call=post.call_name())
+        slot, child = self._taken_here(giving)
+        release = Release(giving.ticket, giving.fence, call=current().post.call_name())
+        call = to.SlotCall(self._terms, slot, release=release, wait=wait)
         if child is None:
-            return await self._send(to.SlotCall(self._terms, slot, release=release, wait=wait))
+            if slot is None or not current().is_unrecorded(self._terms.resource, giving.ticket):
+                return await self._send(call)
+            delivered = await signal(to.slot_id(self._terms.resource, slot), "release", release)
+            if delivered and wait:
+                await self._send(call)
+            return delivered
         if child.done() or slot is None:
             return False
         # The end of a child is an event. Were it to come in a task that ends the run, the server would have that task
@@ -258,6 +263,19 @@ class SlotBackend:
         await workflow.wait([child], timeout=ENDS_IN_S)
         ended = child.result() if child.done() and child.exception() is None else None
         return ended is not None and ended.call == release.call
+
+    def _taken_here(self, giving: calls.Giving) -> tuple[int | None, asyncio.Task[Any] | None]:
+        """In which slot this run has the permit, and that slot where it has started it; no longer, if it is given."""
+        post, names = current().post, (self._terms.resource, giving.ticket)
+        ours = [key for key in post.slots if key[:2] == names and giving.fence in {None, key[2]}]
+        if not ours:
+            return None, None
+        taken = post.slots[ours[0]], post.children.get(ours[0])
+        if giving.fence is not None:
+            post.kept.discard(ours[0])
+            del post.slots[ours[0]]
+            post.children.pop(ours[0], None)
+        return taken
 
     async def _send(self, call: to.SlotCall) -> bool:
         """A release; where the local activity fails the server is left to deliver it."""

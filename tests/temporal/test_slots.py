@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from awkward_flows import Twice
 from backend_bench import Bench, timed, without_redis
 from backend_flows import WORKFLOWS, Actor, Asking, Holder, guarded
 from temporal_tools import names_of, reset
@@ -54,6 +55,41 @@ async def line_of(bench: Bench, count: int) -> list[str]:
 
     line: list[str] = await eventually(so_many)
     return line
+
+
+async def test_one_ticket_given_twice(bench: Bench) -> None:
+    """A run that holds two slots under one ticket gives back just the one that it means."""
+    actor = await bench.actor()
+    bench.on.capacity = 2
+    handle = await bench.start(Twice.run, bench.on)
+    for held in (2, 1):
+
+        async def so_many(held: int = held) -> bool:
+            return len((await bench.seen(actor)).holders) == held
+
+        await eventually(so_many)
+        await handle.signal(Twice.step)
+    assert await handle.result() == [False, True, False, True]
+    assert not (await bench.seen(actor)).holders
+
+
+async def test_the_loss_of_one_of_two_under_one_ticket(bench: Bench) -> None:
+    """A run that holds two slots under one ticket is told which of them it has lost."""
+    actor = await bench.actor()
+    bench.on.capacity = 2
+    handle = await bench.start(Twice.run, bench.on)
+
+    async def both() -> tuple[Permit, ...] | None:
+        holders = (await bench.seen(actor)).holders
+        return holders if len(holders) == 2 else None
+
+    first, _ = await eventually(both)
+    number = int(first.metadata["redlease.slot"])
+    await slot(bench, number).cancel()
+    await slot(bench, number).result()
+    await handle.signal(Twice.step)
+    await handle.signal(Twice.step)
+    assert await handle.result() == [True, False, False, True]
 
 
 async def test_a_terminated_parent_frees_its_slot_at_once(bench: Bench) -> None:

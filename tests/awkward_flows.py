@@ -1,0 +1,79 @@
+"""Workflows that use resources in awkward ways: in tasks that are done anew, or twice under one ticket."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from backend_flows import On
+from temporalio import activity, workflow
+
+from redlease_temporal import LeaseLost, Permit
+
+PAUSE = timedelta(seconds=10)
+
+
+class Pausing:
+    """How often the activity that takes its time has begun in this process."""
+
+    begun = 0
+
+
+@activity.defn
+async def take_time(seconds: float) -> None:
+    """Let time go by in the midst of a workflow task."""
+    Pausing.begun += 1
+    await asyncio.sleep(seconds)
+
+
+@workflow.defn
+class Anew:
+    """Ends with a task that prolongs a permit, gives it back, and takes its time before it is recorded."""
+
+    @workflow.signal
+    def nudge(self) -> None:
+        """Arrive in the midst of that task, which is then done anew with all that was done locally in it."""
+
+    @workflow.run
+    async def run(self, on: On, what: str, permit: Permit | None) -> str:
+        """Return what became of the permit."""
+        pool = on.pool()
+        if permit is None:
+            permit = await pool.acquire()
+            await workflow.sleep(0.05)  # its grant is recorded
+        try:
+            if what == "renew":
+                released = await pool.release(await pool.renew(permit, lease=60))
+            else:
+                hold = await pool.adopt(permit)
+                if what == "adopt and renew":
+                    await pool.renew(hold.permit, lease=60)
+                released = await hold.release()
+        except LeaseLost as error:
+            return str(error)
+        await workflow.execute_local_activity(take_time, 0.5, start_to_close_timeout=PAUSE)
+        return f"was held: {released}"
+
+
+@workflow.defn
+class Twice:
+    """Holds two units of a resource under one ticket, and gives them back step by step."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    @workflow.signal
+    def step(self) -> None:
+        """Go on."""
+        self._steps += 1
+
+    @workflow.run
+    async def run(self, on: On) -> list[bool]:
+        """Return for each whether it was lost, and was held when it was released."""
+        pool = on.pool()
+        first = await pool.hold(ticket="t", on_lost="signal")
+        second = await pool.hold(ticket="t", on_lost="signal")
+        await workflow.wait_condition(lambda: self._steps >= 1)
+        seen = [first.lost, await first.release()]
+        await workflow.wait_condition(lambda: self._steps >= 2)
+        return [*seen, second.lost, await second.release()]
