@@ -17,7 +17,7 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import AcquireTimeout, LeaseLost, Unavailable, clock, limits
 from redlease.models import Permit, Snapshot
@@ -28,7 +28,7 @@ from .coordinator_calls import Release, Renewal, Requester
 from .endings import end_of
 from .settings import Duration
 from .slot import Slot
-from .slot_activities import SlotActivities, gone
+from .slot_activities import SLOTS, SlotActivities, gone
 from .worker import RedleasePlugin
 
 logger = logging.getLogger("redlease.temporal")
@@ -36,6 +36,17 @@ logger = logging.getLogger("redlease.temporal")
 RENEWALS_A_LEASE = 3
 RETRY_S = 0.5  # the pause after a renewal that failed
 WATCHED_MAX = 8  # slots whose end one waiter awaits
+LOOK_AGAIN_S = 3.0  # after which it tries all of them again, where there are more
+# With these the server was not reached: it may have done what it was asked.
+AWAY = {
+    RPCStatusCode.ABORTED,
+    RPCStatusCode.CANCELLED,
+    RPCStatusCode.DEADLINE_EXCEEDED,
+    RPCStatusCode.INTERNAL,
+    RPCStatusCode.RESOURCE_EXHAUSTED,
+    RPCStatusCode.UNAVAILABLE,
+    RPCStatusCode.UNKNOWN,
+}
 
 
 def semaphore(
@@ -101,6 +112,11 @@ class SlotSemaphore:
     ) -> AsyncIterator[SlotHold]:
         """Acquires a permit, renews it in the background while the block runs, and releases it at its end.
 
+        Args:
+            timeout: How long to wait for the grant, outages included; None waits for ever, 0 not at all.
+            owner: Who is shown as holder.
+            metadata: Shown by `inspect()`.
+
         Raises:
             AcquireTimeout: No grant within `timeout`.
             LeaseLost: The permit was lost while the block ran; the task in it was cancelled.
@@ -157,21 +173,37 @@ class SlotSemaphore:
         """The permit, and the local time at which it was asked for."""
         seconds = None if timeout is None else limits.milliseconds("timeout", timeout) / 1000
         ticket = secrets.token_hex(16) if ticket is None else limits.checked_text("ticket", ticket, 256)
+        if owner:
+            limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX)
         kept = calls.Kept(self._terms, 0, ticket, 0, owner, limits.checked_metadata(metadata))
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds or None):
                 while True:
-                    busy: list[tuple[int, str]] = []
-                    for slot in random.sample(range(self._terms.capacity), self._terms.capacity):
-                        sent_ms = clock.now_ms()
-                        got = await self._take(kept, slot)
-                        if isinstance(got, Permit):
-                            return got, sent_ms
-                        busy.append((slot, got))
-                    await self._until_one_ends(busy)
+                    got = await self._try_all(kept)
+                    if isinstance(got, tuple):
+                        return got
+                    if seconds == 0:
+                        raise TimeoutError
+                    await self._until_one_ends(got)
         except TimeoutError:
             message = f"resource {self.name!r}: no permit within {seconds:g} s: others hold it; `inspect()` shows them"
             raise AcquireTimeout(message, resource=self.name, ticket=ticket) from None
+
+    async def _try_all(self, kept: calls.Kept) -> tuple[Permit, float] | list[tuple[int, str]]:
+        """The permit of a free slot and when it was asked for; or the slots, each with the run that has it."""
+        busy: list[tuple[int, str]] = []
+        for slot in random.sample(range(self._terms.capacity), self._terms.capacity):
+            sent_ms = clock.now_ms()
+            try:
+                got = await self._take(kept, slot)
+            except Unavailable as error:
+                logger.warning("%s", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if isinstance(got, Permit):
+                return got, sent_ms
+            busy.append((slot, got))
+        return busy
 
     async def _take(self, kept: calls.Kept, slot: int) -> Permit | str:
         """The permit of a slot, or the run that has it."""
@@ -184,7 +216,7 @@ class SlotSemaphore:
                 return run_id
             return await self._slots.claim(calls.Started(self.name, slot, run_id, kept))
         except BaseException:
-            self._spawn(self._undo(starting, taken))
+            self.spawn(self._undo(starting, taken))
             raise
 
     async def _start(self, taken: calls.Taken) -> tuple[str, bool]:
@@ -202,6 +234,10 @@ class SlotSemaphore:
             )
         except WorkflowAlreadyStartedError as error:
             return error.run_id or "", False
+        except RPCError as error:
+            if error.status not in AWAY:
+                raise
+            raise SLOTS.unavailable(self.name, error) from error
         return handle.first_execution_run_id or "", True
 
     async def _undo(self, starting: asyncio.Task[tuple[str, bool]], taken: calls.Taken) -> None:
@@ -214,10 +250,13 @@ class SlotSemaphore:
 
     async def _until_one_ends(self, busy: list[tuple[int, str]]) -> None:
         """Returns when one of these runs of slots has ended: the server holds the call until then."""
+        if not busy:
+            return  # the server was away
         watched = random.sample(busy, min(WATCHED_MAX, len(busy)))
         waits = [asyncio.ensure_future(self._end_of(slot, run_id)) for slot, run_id in watched]
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            look_again_s = random.uniform(0.5, 1.0) * LOOK_AGAIN_S if len(busy) > len(watched) else None
+            await asyncio.wait(waits, timeout=look_again_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
@@ -227,10 +266,12 @@ class SlotSemaphore:
         with contextlib.suppress(RPCError):
             await end_of(self._client, self.name, slot, run_id, follow=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs something to its end, whoever waits for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class SlotHold:
@@ -280,18 +321,17 @@ class SlotHold:
                 raise self._loss()
         finally:
             renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
-            if not self.lost:
-                await self._give_back()
+            await asyncio.shield(self._pool.spawn(self._end(renewing)))
 
     def _loss(self) -> LeaseLost:
         return gone(self.permit.resource, self.permit.ticket, self.permit.fence)
 
-    async def _give_back(self) -> None:
-        try:
-            await self._pool.release(self.permit)
-        except Unavailable:
-            return  # it lapses with its lease
+    async def _end(self, renewing: asyncio.Task[None]) -> None:
+        """Gives it back; a cancelled task need not wait for that."""
+        await asyncio.gather(renewing, return_exceptions=True)
+        if not self.lost:
+            with contextlib.suppress(Unavailable):  # it lapses with its lease
+                await self._pool.release(self.permit)
 
     async def _renew(self, body: asyncio.Task[Any]) -> None:
         """Renews it; when that fails it is tried again until the lease ends."""

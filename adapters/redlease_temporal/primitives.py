@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
 
 from redlease import limits
 from redlease.models import Permit, Snapshot
@@ -79,8 +78,7 @@ class Semaphore:
             LeaseLost: The permit was lost while the body ran.
             ApplicationError: Of type ValueError: a parameter is wrong, or the weight can never fit.
         """
-        if on_lost not in {"cancel", "signal"} or on_close not in {"release", "lease"}:
-            raise ApplicationError("on_lost is 'cancel' or 'signal', on_close 'release' or 'lease'", type="ValueError")
+        _check_endings(on_lost, on_close)
         max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
 
         async def acquire() -> Hold:
@@ -144,6 +142,7 @@ class Semaphore:
         """
         run = current()
         self._own(permit)
+        _check_endings(on_lost, on_close)
         max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
         wish = self._wish(
             run, permit.ticket, permit.weight, None, permit.metadata, on_close=on_close, max_hold_ms=max_hold_ms
@@ -269,6 +268,11 @@ class Semaphore:
 
     async def _end(self, permit: Permit) -> bool:
         return await self._backend.end(calls.Giving(self._terms, permit.ticket, permit.fence))
+
+
+def _check_endings(on_lost: str, on_close: str) -> None:
+    if on_lost not in {"cancel", "signal"} or on_close not in {"release", "lease"}:
+        raise misused("on_lost is 'cancel' or 'signal', on_close 'release' or 'lease'")
 
 
 def _timeout_of(timeout: Duration | None) -> timedelta | None:

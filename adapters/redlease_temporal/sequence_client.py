@@ -15,6 +15,7 @@ from temporalio.client import (
 )
 from temporalio.common import RawValue, RetryPolicy, WorkflowIDConflictPolicy
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import limits
 
@@ -22,6 +23,7 @@ from .sequence_workflow import CONTINUED, START, SequenceWorkflow
 from .sequences import (
     APPEND,
     SEQUENCE,
+    UPDATE_ID_BYTES_MAX,
     Batch,
     Duration,
     Failure,
@@ -140,8 +142,9 @@ class Sequence:
 
         Raises:
             SequenceFailed: The item failed for good, or more than 1 MB waits.
+            ValueError: The id is empty or has more than 900 bytes.
         """
-        update_id = id or uuid.uuid4().hex
+        update_id = uuid.uuid4().hex if id is None else limits.checked_text("id", id, UPDATE_ID_BYTES_MAX)
         (payload,) = self._encoded([item])
         while True:
             start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
@@ -169,9 +172,14 @@ class Sequence:
             return self._decoded(value_of(result.payload))
 
     async def progress(self) -> Progress:
-        """How far the sequence is that runs, or ran last."""
+        """How far the sequence is that runs, or ran last; where the server knows of none, nothing is done or queued."""
         handle = self._client.get_workflow_handle(workflow_id_of(self._resource))
-        return await handle.query(SequenceWorkflow.progress)
+        try:
+            return await handle.query(SequenceWorkflow.progress)
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise
+            return Progress(self._resource, 0, 0, None)
 
     # Items stand inside the library's own arguments, as payloads before any codec, which sees those arguments whole.
 

@@ -17,6 +17,7 @@ from .sequences import (
     EXTEND,
     PROGRESS,
     SEQUENCE,
+    UPDATE_ID_BYTES_MAX,
     WITHDRAW,
     Asked,
     Batch,
@@ -104,8 +105,7 @@ class SequenceWorkflow:
     @workflow.update(name=APPEND)
     async def append(self, item: RawValue, handling: Handling | None = None) -> RawValue:
         """Appends one item and returns its result. An update that is sent again under its id is the same item."""
-        info = workflow.current_update_info()
-        key = info.id if info is not None else ""
+        key = _key_of_update()
         if key in self._seen:
             raise ApplicationError(f"update {key!r}: an earlier run handled it, and had its result", type="Handled")
         if key not in self._batches:  # an earlier run may have had it, and not come to it
@@ -120,6 +120,8 @@ class SequenceWorkflow:
 
     @append.validator
     def _may_append(self, item: RawValue, handling: Handling | None = None) -> None:  # noqa: ARG002
+        if len(_key_of_update().encode()) > UPDATE_ID_BYTES_MAX:
+            raise ApplicationError(f"its id has more than {UPDATE_ID_BYTES_MAX} bytes", type="ValueError")
         if self._bytes + size_of([value_of(item.payload)]) > BYTES_MAX:
             raise ApplicationError(f"more than {BYTES_MAX:,} bytes would wait: append it later", type="QueueFull")
 
@@ -219,6 +221,13 @@ class SequenceWorkflow:
             self._resource, self._handling, list(self._batches.values()), list(self._seen), self._handled, self._outcome
         )
         workflow.continue_as_new(state)
+
+
+def _key_of_update() -> str:
+    """What names the item of the update that is being handled."""
+    info = workflow.current_update_info()
+    key = info.id if info is not None else ""
+    return f"update {START}" if key == START else key
 
 
 def _size(batch: Batch) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
+from temporalio.api.common.v1 import RetryPolicy as ProtoRetryPolicy
 from temporalio.common import RetryPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
@@ -32,6 +33,8 @@ Duration = float | timedelta
 SEQUENCE = "redlease.sequence"  # the workflow's type
 EXTEND, WITHDRAW, ASK, APPEND, PROGRESS = "extend", "withdraw", "ask", "append", "progress"
 BYTES_MAX = 1_000_000  # of all that waits or is kept in one sequence: what one run hands to the next has to fit
+UPDATE_ID_BYTES_MAX = 900  # of what names an appended item, and begins the id of its activity
+NAME_BYTES_MAX = 1_000  # of an activity or a task queue: the server takes no more
 PATIENCE_S = (10.0, 600.0)  # after which a caller asks whether its items are still known: the first and the last pause
 ROUNDS = 10  # how often a caller meets a sequence that ends just then, before it gives up
 ACTIVITY = "__temporal_activity_definition"
@@ -299,7 +302,10 @@ def handling_of(
     name = activity if isinstance(activity, str) else getattr(getattr(activity, ACTIVITY, None), "name", None)
     if not name:
         raise ValueError(f"{activity!r} is neither an activity (@activity.defn) nor the name of one")
+    limits.checked_text("name of the activity", name, NAME_BYTES_MAX)
+    limits.checked_text("task queue", task_queue, NAME_BYTES_MAX)
     policy = retry_policy or RetryPolicy()
+    _check_policy(policy)
     longest = policy.maximum_interval
     return Handling(
         name,
@@ -312,6 +318,14 @@ def handling_of(
         policy.maximum_attempts,
         list(policy.non_retryable_error_types or ()),
     )
+
+
+def _check_policy(policy: RetryPolicy) -> None:
+    """ValueError for one that no activity can have: a sequence that has taken it stands still, for everybody."""
+    try:
+        policy.apply_to_proto(ProtoRetryPolicy())
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"the retry policy cannot be used: {error}") from error
 
 
 def result_type_of(activity: Callable[..., Any] | str) -> type | None:

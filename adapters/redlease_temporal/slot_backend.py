@@ -21,7 +21,7 @@ from . import calls
 from . import slot_calls as to
 from .backend import answered, local, prolonged, timed_out
 from .coordinator_calls import Release, Renewal
-from .errors import Unavailable, misused
+from .errors import Unavailable, misuse, misused
 from .hold import seen, to_its_end
 from .post import Post, signal
 from .run import Run, current, shown_as
@@ -223,7 +223,7 @@ class SlotBackend:
 
     async def adopt(self, run: Run, adopting: calls.Adopting) -> Permit:
         """Takes over a permit."""
-        call = to.SlotCall(self._terms, to.slot_of(adopting.permit), adoption=adoption_of(adopting))
+        call = to.SlotCall(self._terms, misuse(to.slot_of, adopting.permit), adoption=adoption_of(adopting))
         name = adopting.wish.local_id
         return self._own(run, await prolonged(to.ADOPT, call, name, away=self.away, resource=self._terms.resource))
 
@@ -231,7 +231,7 @@ class SlotBackend:
         """Gives a permit a new lease."""
         permit = renewing.permit
         renewal = Renewal(permit.ticket, permit.fence, renewing.lease_ms)
-        call = to.SlotCall(self._terms, to.slot_of(permit), renewal=renewal)
+        call = to.SlotCall(self._terms, misuse(to.slot_of, permit), renewal=renewal)
         return await prolonged(to.RENEW, call, away=self.away, resource=self._terms.resource)
 
     async def release(self, giving: calls.Giving) -> bool:

@@ -41,8 +41,14 @@ def slot_id(resource: str, slot: int) -> str:
 
 
 def slot_of(permit: Permit) -> int:
-    """The number of the slot that a permit is of."""
-    return int(permit.metadata[SLOT])
+    """The number of the slot that a permit is of; ValueError for one that another backend has granted."""
+    number = permit.metadata.get(SLOT, "")
+    if not number.isdecimal():
+        raise ValueError(
+            f"resource {permit.resource!r}: permit {permit.ticket!r} (fence {permit.fence}) was not granted by slots. "
+            "Use it with the backend that has granted it"
+        )
+    return int(number)
 
 
 def micros(moment: datetime) -> int:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from redlease_temporal.outside import SlotSemaphore
 
+    from quiet import Quiet
+    from temporal.conftest import OwnTemporalServer
     from temporal_server import TemporalServer
 
 
@@ -137,10 +139,84 @@ async def test_giving_up_leaves_nothing(pool: SlotSemaphore) -> None:
         await pool.release(await pool.acquire(timeout=1.5))
 
 
+async def test_a_wait_of_no_time(pool: SlotSemaphore) -> None:
+    """With `timeout=0` a free slot is taken, and where none is free that is said at once."""
+    permit = await pool.acquire(timeout=0)
+    with pytest.raises(AcquireTimeout):
+        await pool.acquire(timeout=0)
+    assert await pool.release(permit)
+
+
+async def test_a_slot_whose_end_nobody_awaits(bench: Bench, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for more slots than can be watched finds the one that has become free."""
+
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(outside, "end_of", never)
+    monkeypatch.setattr(outside, "LOOK_AGAIN_S", 0.2)
+    many = outside.semaphore(client, bench.on.resource, outside.WATCHED_MAX + 1)
+    permits = [await many.acquire() for _ in range(outside.WATCHED_MAX + 1)]
+    waiting = asyncio.create_task(many.acquire())
+    await many.release(permits[3])
+    permits[3] = await asyncio.wait_for(waiting, 5)
+    for permit in permits:
+        await many.release(permit)
+
+
+async def test_a_block_left_by_cancellation(pool: SlotSemaphore) -> None:
+    """A task that is cancelled anywhere on its way out of the block gives its permit back all the same."""
+
+    async def use(inside: asyncio.Event, go: asyncio.Event) -> None:
+        async with pool.hold():
+            inside.set()
+            await go.wait()
+
+    for turns in range(6):
+        inside, go = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(use(inside, go))
+        await inside.wait()
+        go.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await cancel(task)
+        await pool.release(await pool.acquire(timeout=1))
+
+
+async def test_waiting_while_the_server_is_away(
+    own_temporal_server: OwnTemporalServer, prefix: str, quiet: Quiet
+) -> None:
+    """A request outlasts an outage, as its timeout allows."""
+    quiet.allow("zzz")
+    server = await own_temporal_server(keep=True)
+    async with without_redis(server, f"queue-{prefix}", prefix) as client:
+        pool = outside.lock(client, f"{prefix}-r")
+        await pool.release(await pool.acquire())
+        server.kill()
+        waiting = asyncio.create_task(pool.acquire(timeout=40))
+        await asyncio.wait([waiting], timeout=12)
+        assert not waiting.done()
+        await server.start()
+        assert await pool.release(await waiting)
+
+
+async def test_a_permit_of_another_backend(bench: Bench, pool: SlotSemaphore) -> None:
+    """It is refused, by services and in workflows, and the workflow goes on."""
+    actor = await bench.actor()
+    permit = await bench.do(actor, Actor.acquire, Asking(), backend="coordinator")
+    with pytest.raises(ValueError, match="not granted by slots"):
+        await pool.release(permit)
+    assert await bench.failing(actor, Actor.adopt, permit) == "ValueError"
+    assert await bench.failing(actor, Actor.renew, permit, None) == "ValueError"
+    assert await bench.do(actor, Actor.release, permit, backend="coordinator")
+
+
 async def test_what_is_refused(bench: Bench, client: Client) -> None:
     """A coordinator has no holders outside, and a client without the plugin does not know where slots run."""
     with pytest.raises(ValueError, match="coordinator"):
         outside.semaphore(client, "r", 3, backend="coordinator")
+    with pytest.raises(ValueError, match="owner"):
+        await outside.lock(client, bench.on.resource).acquire(owner="x" * 300)
     with pytest.raises(ValueError, match="capacity"):
         outside.semaphore(client, "r", 1001)
     plain = await Client.connect(client.service_client.config.target_host)

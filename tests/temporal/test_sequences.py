@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ import pytest
 from sequence_flows import SOON, Handing, Item, Misusing, Receipt, note, post, trace
 from temporal_tools import WIDE, Place, events_of, tasks_that_failed
 from temporalio.api.enums.v1 import EventType
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
 from temporalio.worker import Replayer
 
@@ -269,6 +271,46 @@ async def test_an_append_is_repeated(ledger: Sequence, book: str) -> None:
     one, other = await asyncio.gather(*(ledger.append(Item(1, book), id="the-one") for _ in range(2)))
     assert one == other
     assert trace(book).count("begin 1") == 1
+
+
+async def test_ids_of_appended_items(ledger: Sequence, client: Client, book: str) -> None:
+    """Any id names an item, but one that is too long for the server, which would stop the sequence, is refused."""
+    assert (await asyncio.wait_for(ledger.append(Item(0, book), id="start"), 10)).index == 0
+    with pytest.raises(ValueError, match="900"):
+        await ledger.append(Item(1, book), id="x" * 901)
+    with pytest.raises(ValueError, match="empty"):
+        await ledger.append(Item(1, book), id="")
+    running = asyncio.create_task(ledger.append(Item(2, book, pause=0.5)))
+    await begun(book, 2)
+    with pytest.raises(WorkflowUpdateFailedError, match="failed"):
+        await run_of(client, book).execute_update("append", Item(3, book), id="x" * 901)
+    assert (await running).index == 2
+    assert effects(book) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"retry_policy": RetryPolicy(maximum_attempts=-1)},
+        {"retry_policy": RetryPolicy(backoff_coefficient=0.5)},
+        {"retry_policy": RetryPolicy(maximum_interval=timedelta(milliseconds=1))},
+        {"retry_policy": RetryPolicy(maximum_attempts="3")},  # type: ignore[arg-type]
+        {"task_queue": ""},
+        {"task_queue": "x" * 1001},
+        {"start_to_close_timeout": 0},
+    ],
+)
+async def test_what_would_stop_a_sequence_is_refused(client: Client, wrong: dict[str, Any]) -> None:
+    """Options that no activity can have would stop the sequence for everybody: they are refused before."""
+    options: dict[str, Any] = {"task_queue": "q", "start_to_close_timeout": 20}
+    with pytest.raises(ValueError, match=r"."):
+        Sequence(client, "r", post, **(options | wrong))
+
+
+async def test_progress_of_none(ledger: Sequence) -> None:
+    """Of a sequence that has never run nothing is done and nothing queued."""
+    progress = await ledger.progress()
+    assert (progress.handled, progress.queued, progress.current) == (0, 0, None)
 
 
 async def test_progress(ledger: Sequence, client: Client, book: str) -> None:
