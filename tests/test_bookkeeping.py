@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -12,6 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from redlease_temporal.bookkeeping import BYTES_MAX, IDLE_MS, UNKNOWN_MAX, Books, Effect
 from redlease_temporal.calls import Terms
 from redlease_temporal.coordinator_calls import Adoption, Confirmed, Release, Renewal, Request, Requester
+
+if TYPE_CHECKING:
+    from redlease import Permit
 
 LEASE_MS = 1000
 START_MS = 1_000_000_000
@@ -253,6 +258,66 @@ def test_two_that_share_a_ticket() -> None:
     books.request(replace(request("a", 1), requester=requester("d")), us(5))
     books.release(Release("a", None, "a/1"), us(6))
     assert [each.requesters for each in books.queue] == [[requester("d")]]
+
+
+def shared() -> tuple[Books, Permit]:
+    """Return books in which two runs share a granted ticket and a third waits, and their permit."""
+    books = Books("r")
+    (granted,) = books.request(request("a"), us(0))
+    books.request(request("b"), us(1))
+    books.request(replace(request("b"), requester=requester("c")), us(2))
+    books.request(request("d"), us(3))
+    assert granted.permit is not None
+    to_b, to_c = books.release(Release("a", granted.permit.fence), us(4))
+    assert to_b.permit is not None
+    assert to_b.permit == to_c.permit
+    return books, to_b.permit
+
+
+@pytest.mark.parametrize("how", ["told in vain", "looked at", "withdrawn"])
+def test_one_of_two_that_share_a_permit_is_gone(how: str) -> None:
+    """The other one holds it on, and is looked at from then on; the permit is free when that is gone too."""
+    books, permit = shared()
+    for leaving in "bc":
+        assert books.holders[0].requester == requester(leaving)
+        if how == "told in vain":
+            effects = books.gone(Effect("granted", requester(leaving), permit), us(5))
+        elif how == "looked at":
+            effects = books.looked(requester(leaving), "closed", us(5))
+        else:
+            effects = books.release(Release("b", None, f"{leaving}/0"), us(5))
+        assert told(effects) == ([] if leaving == "b" else [("granted", "d/0")])
+
+
+def test_the_second_of_two_that_share_a_permit_is_gone() -> None:
+    """Nothing changes for the first, and nobody holds it when that is gone too."""
+    books, permit = shared()
+    assert books.gone(Effect("granted", requester("c"), permit), us(5)) == []
+    assert books.permit("b", permit.fence) is not None
+    assert told(books.looked(requester("b"), "closed", us(6))) == [("granted", "d/0")]
+
+
+def test_one_of_two_that_share_a_permit_releases_it() -> None:
+    """It is released for both, and whoever still works under it is told."""
+    books, permit = shared()
+    effects = books.release(Release("b", permit.fence), us(5))
+    assert told(effects) == [("lost", "b/0"), ("lost", "c/0"), ("granted", "d/0")]
+
+
+@pytest.mark.parametrize("text", ["x", "é", "\x01", "\U0001f600", '"'])
+def test_full_books_fit_into_a_run(text: str) -> None:
+    """Whatever texts the requests are made of, what one run of a coordinator hands to the next is not too large."""
+    books = Books("r")
+    for number in range(10_000):
+        ticket = str(number)
+        who = Requester((text * 900)[:900], "r" * 36, "c" * 36, f"{'r' * 36}/{number}/{'h' * 16}")
+        asked = replace(request(ticket), requester=who, owner=text * 60, metadata={"key": text * (number % 9) * 100})
+        if told(books.request(asked, us(number)))[-1:] == [("QueueFull", who.request)]:
+            break
+    else:
+        pytest.fail("the books are never full")
+    assert len(books.queue) > 20
+    assert len(json.dumps(asdict(books))) < 1.2 * BYTES_MAX
 
 
 def test_a_grant_that_reaches_nobody_goes_to_the_next() -> None:

@@ -7,6 +7,7 @@ complete before anybody is told of anything, and returns what is to be told, to 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -20,7 +21,7 @@ LOOK_MS = 10_000  # after which a holder is looked at while somebody waits, if i
 IDLE_MS = 60_000  # after which a coordinator that nobody uses ends
 REMEMBERED = 500  # requests that were withdrawn, and outcomes of releases
 BYTES_MAX = 1_000_000  # of all that stands in the books: a run takes over at most 2 MB from the one before it
-ENTRY_BYTES = 600  # what an entry takes besides the texts of its users
+ENTRY_BYTES = 600  # what an entry takes as JSON, besides the texts of its users
 UNKNOWN_MAX = 3  # looks in a row that found nothing out, for which a permit is kept
 WAITERS_A_LOOK = 20
 
@@ -52,6 +53,7 @@ class Holder:
         looked_ms: When its run was last known to be open.
         leaving: Its run is gone or has moved on: it lapses with its lease unless it is adopted or confirmed.
         unknown: Looks since then that found nothing out.
+        sharers: Who else has asked under its ticket, and was told of it.
     """
 
     permit: Permit
@@ -62,6 +64,14 @@ class Holder:
     looked_ms: int
     leaving: bool = False
     unknown: int = 0
+    sharers: list[Requester] = field(default_factory=list)
+
+    def passes_on(self) -> bool:
+        """Whether somebody else who shares it has it from now on, in place of whoever has it."""
+        if not self.sharers:
+            return False
+        self.requester, *self.sharers = self.sharers
+        return True
 
     def kept(self, now_ms: int) -> bool:
         """Whether it is kept, if its run is open."""
@@ -154,7 +164,8 @@ class Books:
         waiters_max = asked.terms.max_waiters
         if waits and waiters_max is not None and len(self.queue) >= waiters_max:
             return _refused(asked, "QueueFull", f"{len(self.queue)} wait already. Try again later")
-        if self.size() + _size(asked.ticket, asked.owner, asked.metadata) > BYTES_MAX:
+        who = asked.requester.workflow_id
+        if self.size() + _size(who, asked.ticket, asked.owner, asked.metadata) > BYTES_MAX:
             why = f"a coordinator keeps no more than these {len(self.holders)} holders and {len(self.queue)} waiters"
             return _refused(asked, "QueueFull", f"{why}. Try again later")
         return None
@@ -164,6 +175,9 @@ class Books:
         self._extend(holder, now_us // 1000, asked.terms.lease_ms)
         if holder.requester.request == asked.requester.request:
             holder.requester, holder.leaving = asked.requester, False  # of a run that was reset, perhaps
+        else:
+            others = [each for each in holder.sharers if each.request != asked.requester.request]
+            holder.sharers = [*others, asked.requester]
         return Effect("granted", asked.requester, holder.permit)
 
     def _declare(self, capacity: int, now_us: int) -> list[Effect]:
@@ -198,8 +212,9 @@ class Books:
                 *(now_ms, now_ms + asked.terms.lease_ms, asked.owner, asked.metadata),
             )
             until_ms = None if asked.max_hold_ms is None else now_ms + asked.max_hold_ms
+            first, *others = place.requesters
             self.holders.append(
-                Holder(permit, place.requesters[0], asked.keep, asked.on_close, until_ms, looked_ms=now_ms)
+                Holder(permit, first, asked.keep, asked.on_close, until_ms, looked_ms=now_ms, sharers=others)
             )
             effects += [Effect("granted", each, permit) for each in place.requesters]
         self.used_ms = max(self.used_ms, now_us // 1000)
@@ -211,16 +226,18 @@ class Books:
         """A ticket is taken out, as holder or as waiter; a release by whoever has it not changes nothing."""
         by_admin = release.fence is None and not release.request
         holder = self.holder(release.ticket)
-        mine = holder is not None and (
-            by_admin
-            or release.fence == holder.permit.fence
-            or (bool(release.request) and release.request == holder.requester.request)
-        )
         effects, released = [], False
-        if holder is not None and mine:
+        if holder is not None and (by_admin or release.fence == holder.permit.fence):
             self.holders.remove(holder)
             released = True
-            effects += _lost(holder, "it was released by its ticket") if by_admin else []
+            # Of several who share it one releases it for all.
+            effects += _lost(holder, "it was released by its ticket") if by_admin or holder.sharers else []
+        elif holder is not None and release.request == holder.requester.request:
+            released = True
+            if not holder.passes_on():
+                self.holders.remove(holder)
+        elif holder is not None and release.request:
+            holder.sharers = [each for each in holder.sharers if each.request != release.request]
         if release.request:
             self.withdrawn = [*self.withdrawn, release.request][-REMEMBERED:]
         if release.fence is None:
@@ -242,9 +259,11 @@ class Books:
         holder = None if permit is None else self.holder(permit.ticket)
         if holder is None or permit is None or holder.permit.fence != permit.fence:
             return []
-        if holder.requester != effect.to:
-            return []  # another run shares the ticket, or has adopted the permit
-        self.holders.remove(holder)
+        if holder.requester != effect.to:  # another run shares the ticket, or has adopted the permit
+            holder.sharers = [each for each in holder.sharers if each != effect.to]
+            return []
+        if not holder.passes_on():
+            self.holders.remove(holder)
         return self._grant(now_us)
 
     def _leave(self, leaves: Callable[[Place, Requester, int | None], bool]) -> list[Requester]:
@@ -276,7 +295,7 @@ class Books:
         same = (before.workflow_id, before.chain) == (adoption.requester.workflow_id, adoption.requester.chain)
         if adoption.refence if adoption.refence is not None else not same:
             self.fence = max(self.fence + 1, now_us)
-            holder.permit = replace(holder.permit, fence=self.fence)
+            holder.permit, holder.sharers = replace(holder.permit, fence=self.fence), []
         holder.requester, holder.keep, holder.leaving = adoption.requester, True, False
         holder.on_close = adoption.on_close
         holder.until_ms = None if adoption.max_hold_ms is None else now_ms + adoption.max_hold_ms
@@ -322,7 +341,8 @@ class Books:
         for holder in [each for each in self.holders if each.requester == at]:
             lease_ms = holder.permit.lease_ms
             holder.unknown = holder.unknown + 1 if fate == "unknown" else 0
-            if fate == "open" or (fate == "unknown" and holder.unknown < UNKNOWN_MAX):
+            stays = fate == "open" or (fate == "unknown" and holder.unknown < UNKNOWN_MAX)
+            if stays or (fate == "closed" and holder.passes_on()):
                 self._extend(holder, now_ms, lease_ms)
             elif fate == "closed" and holder.on_close == "release":
                 self.holders.remove(holder)
@@ -401,17 +421,25 @@ class Books:
         """About how many bytes the books take."""
         return sum(_size(*texts) for texts in self._texts())
 
-    def _texts(self) -> Iterator[tuple[str, str, dict[str, str]]]:
+    def _texts(self) -> Iterator[tuple[str, str, str, dict[str, str]]]:
         for holder in self.holders:
-            yield holder.permit.ticket, holder.permit.owner, holder.permit.metadata
+            for each in (holder.requester, *holder.sharers):
+                yield each.workflow_id, holder.permit.ticket, holder.permit.owner, holder.permit.metadata
         for place in self.queue:
-            for _ in place.requesters:
-                yield place.request.ticket, place.request.owner, place.request.metadata
+            for each in place.requesters:
+                yield each.workflow_id, place.request.ticket, place.request.owner, place.request.metadata
 
 
-def _size(ticket: str, owner: str, metadata: dict[str, str]) -> int:
-    texts = [ticket, owner, *metadata, *metadata.values()]
-    return ENTRY_BYTES + sum(len(text.encode()) for text in texts)
+def _size(workflow_id: str, ticket: str, owner: str, metadata: dict[str, str]) -> int:
+    # The id stands in a place twice.
+    texts = [workflow_id, workflow_id, ticket, owner, *metadata, *metadata.values()]
+    return ENTRY_BYTES + sum(map(_json_size, texts))
+
+
+def _json_size(text: str) -> int:
+    """Its size as JSON, which has all but ASCII escaped."""
+    plain = text.isascii() and text.isprintable() and not {'"', "\\"} & set(text)
+    return len(text) if plain else len(json.dumps(text))
 
 
 def _refused(asked: Request, error: str, why: str) -> Effect:
@@ -420,4 +448,5 @@ def _refused(asked: Request, error: str, why: str) -> Effect:
 
 def _lost(holder: Holder, why: str) -> list[Effect]:
     """What is told of a loss: of a permit that is plain data nothing, as nobody waits to hear of it."""
-    return [Effect("lost", holder.requester, holder.permit, why=why)] if holder.keep else []
+    told = [holder.requester, *holder.sharers] if holder.keep else []
+    return [Effect("lost", each, holder.permit, why=why) for each in told]

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
+from temporalio.exceptions import FailureError
 
 from . import calls
 from .coordinator_calls import LOOK, Adoption, Confirmed, Found, Owner, Release, Renewal, Seen
@@ -178,7 +179,11 @@ class Slot:
         if not self._waiters or not others:
             return
         some = workflow.random().sample(others, min(SPARES_MAX, len(others)))
-        for number in await self._activity(IDLE, Slots(self._resource, some), list[int]):
+        try:
+            idle = await self._activity(IDLE, Slots(self._resource, some), list[int])
+        except FailureError:
+            return  # the server did not say how they stand, and those who wait find out by themselves
+        for number in idle:
             await self._send_to(number)
 
     async def _send_to(self, slot: int) -> bool:

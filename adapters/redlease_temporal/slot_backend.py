@@ -8,6 +8,7 @@ the server has ended could not say.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ from .wishes import adoption_of, request_name, requester_of
 T = TypeVar("T")
 
 ENDS_IN_S = 3.0  # how long a released slot may take to end
+PAUSE_S = 2.0  # between one try to learn of a permit and the next
 BACKOFF_S = (5.0, 60.0)  # the first and the longest pause of the net; jittered down to a half
 
 
@@ -48,7 +50,7 @@ class SlotBackend:
     async def acquire(self, run: Run, wish: calls.Wish, timeout: timedelta | None) -> Permit:
         """Takes a slot, or stands in line for one."""
         if timeout is not None and timeout <= timedelta(0):
-            permit = await self.try_acquire(run, wish)
+            permit = await self.try_acquire(run, dataclasses.replace(wish, queue=False))
             if permit is None:
                 raise timed_out(self.away, wish, timeout)
             return permit
@@ -167,13 +169,23 @@ class SlotBackend:
                 return None
             home = run.post.homes.get(request)
             started = to.Started(wish.terms.resource, slot, child.first_execution_run_id or "", kept, home, request)
-            permit = await self._ask(to.CLAIM, started, Permit)
+            permit = await self._claimed(started, patient=wish.queue)
         except (ApplicationError, asyncio.CancelledError):
             await to_its_end(self._undo(run.post, starting, taken))
             raise
         child.add_done_callback(lambda ended: _on_end(run, permit, ended))
         run.post.children[permit.resource, permit.ticket, permit.fence] = child
         return self._own(run, permit)
+
+    async def _claimed(self, started: to.Started, *, patient: bool) -> Permit:
+        """The permit of a slot that was started; who may wait for a grant waits for the server to tell it, too."""
+        while True:
+            try:
+                return await self._ask(to.CLAIM, started, Permit)
+            except Unavailable:
+                if not patient:
+                    raise
+                await asyncio.sleep(PAUSE_S)
 
     async def _start(self, run: Run, taken: to.Taken) -> workflow.ChildWorkflowHandle[Any, Any] | None:
         try:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from backend_bench import Bench, without_redis
 from backend_flows import Actor, Asking, Holder
-from temporal_tools import names_of
+from temporal_tools import events_of, names_of
 from temporalio.api.enums.v1 import EventType
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowUpdateFailedError
 
 from redlease_temporal import bookkeeping, coordinator
 from redlease_temporal.bookkeeping import Books
@@ -198,3 +198,28 @@ async def test_redis_is_refused_where_there_is_none(bench: Bench) -> None:
 async def test_the_makespan_of_the_demo(bench: Bench) -> None:
     """Eight consumers of 200 ms at three at a time take at most 1.8 of what they would without waste."""
     await bench.makespan_within(1.8)
+
+
+async def test_one_of_two_that_share_a_ticket_is_terminated(bench: Bench) -> None:
+    """The other one has the permit alone, nobody else is let in beside it, and its release frees it."""
+    first, sharer, other, third = [await bench.actor() for _ in range(4)]
+    held = await bench.do(first, Actor.acquire, Asking())
+    gone = asyncio.create_task(bench.do(sharer, Actor.acquire, Asking(ticket="t")))
+    await bench.until_waiting(first, 1)
+    shared = asyncio.create_task(bench.do(other, Actor.acquire, Asking(ticket="t")))
+
+    async def both() -> bool:
+        return EventType.EVENT_TYPE_MARKER_RECORDED in [event.event_type for event in await events_of(other)]
+
+    await eventually(both)
+    behind = asyncio.create_task(bench.do(third, Actor.acquire, Asking()))
+    await bench.until_waiting(first, 2)
+    await sharer.terminate()
+    await bench.do(first, Actor.release, held)
+    permit = await asyncio.wait_for(shared, 5)
+    snapshot = await bench.seen(first)
+    assert ([each.ticket for each in snapshot.holders], len(snapshot.waiters)) == (["t"], 1)
+    assert await bench.do(other, Actor.release, permit)
+    assert (await asyncio.wait_for(behind, 5)).fence > permit.fence
+    with pytest.raises(WorkflowUpdateFailedError):
+        await gone

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from redlease_temporal.outside import SlotSemaphore
 
-    from quiet import Quiet
     from temporal.conftest import OwnTemporalServer
     from temporal_server import TemporalServer
 
@@ -183,11 +182,8 @@ async def test_a_block_left_by_cancellation(pool: SlotSemaphore) -> None:
         await pool.release(await pool.acquire(timeout=1))
 
 
-async def test_waiting_while_the_server_is_away(
-    own_temporal_server: OwnTemporalServer, prefix: str, quiet: Quiet
-) -> None:
+async def test_waiting_while_the_server_is_away(own_temporal_server: OwnTemporalServer, prefix: str) -> None:
     """A request outlasts an outage, as its timeout allows."""
-    quiet.allow("zzz")
     server = await own_temporal_server(keep=True)
     async with without_redis(server, f"queue-{prefix}", prefix) as client:
         pool = outside.lock(client, f"{prefix}-r")

@@ -11,7 +11,9 @@ from awkward_flows import Twice
 from backend_bench import Bench, timed, without_redis
 from backend_flows import WORKFLOWS, Actor, Asking, Holder, guarded
 from temporal_tools import names_of, reset
+from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
@@ -21,10 +23,11 @@ from redlease_temporal.worker import RedleasePlugin
 from helpers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from redlease import Permit
 
+    from quiet import Quiet
     from temporal_server import TemporalServer
 
 
@@ -90,6 +93,64 @@ async def test_the_loss_of_one_of_two_under_one_ticket(bench: Bench) -> None:
     await handle.signal(Twice.step)
     await handle.signal(Twice.step)
     assert await handle.result() == [True, False, False, True]
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], list[tuple[str, str]]]:
+    """Let the server once not say how a slot stands, when an activity asks for a workflow; returns who was let down."""
+
+    def once(activity_type: str, workflow_type: str) -> list[tuple[str, str]]:
+        describe, let_down = WorkflowHandle.describe, list[tuple[str, str]]()
+
+        async def describing(self: WorkflowHandle[Any, Any], **options: Any) -> Any:
+            info = activity.info() if activity.in_activity() else None
+            asks = info is not None and (info.activity_type, info.workflow_type) == (activity_type, workflow_type)
+            if info is not None and asks and self.id.startswith("permit:") and not let_down:
+                let_down.append((info.workflow_id or "", info.workflow_run_id or ""))
+                raise RPCError("away for a moment", RPCStatusCode.UNAVAILABLE, b"")
+            return await describe(self, **options)
+
+        monkeypatch.setattr(WorkflowHandle, "describe", describing)
+        return let_down
+
+    return once
+
+
+async def test_the_server_does_not_tell_of_a_grant_at_once(
+    bench: Bench, away: Callable[[str, str], list[tuple[str, str]]], quiet: Quiet
+) -> None:
+    """A hold outlasts that, as it does any other outage while it waits."""
+    quiet.expect("away for a moment")
+    let_down = away("redlease.slots.claim", "Holder")
+    holder = await bench.holder()
+    assert await asyncio.wait_for(holder.execute_update(Holder.until_held), 10)
+    assert let_down
+    await holder.signal(Holder.proceed)
+    assert (await holder.result()).startswith("held")
+
+
+async def test_the_server_does_not_tell_of_other_slots(
+    bench: Bench, away: Callable[[str, str], list[tuple[str, str]]], quiet: Quiet
+) -> None:
+    """A slot that looks for others which are free for its line is held on when it is not told."""
+    quiet.expect("away for a moment")
+    actor = await bench.actor()
+    holders = [await bench.holder(capacity=2) for _ in range(2)]
+    for holder in holders:
+        await holder.execute_update(Holder.until_held)
+    waiters = [await bench.holder(capacity=2) for _ in range(7)]
+    await eventually(lambda: _so_many_wait(bench, actor, 7))
+    let_down = away("redlease.slots.idle", "redlease.Slot")
+    for each in [*holders, *waiters]:
+        await each.signal(Holder.proceed)
+    results = await asyncio.gather(*(each.result() for each in [*holders, *waiters]))
+    assert [result.split()[0] for result in results] == ["held"] * 9
+    ((workflow_id, run_id),) = let_down
+    assert (await bench.client.get_workflow_handle(workflow_id, run_id=run_id).result())["how"] == "released"
+
+
+async def _so_many_wait(bench: Bench, actor: WorkflowHandle[Any, Any], count: int) -> bool:
+    return len((await bench.seen(actor, capacity=2)).waiters) == count
 
 
 async def test_a_terminated_parent_frees_its_slot_at_once(bench: Bench) -> None:
