@@ -10,7 +10,7 @@ import pytest
 from awkward_flows import Twice
 from backend_bench import Bench, timed, without_redis
 from backend_flows import WORKFLOWS, Actor, Asking, Holder, guarded
-from temporal_tools import names_of, reset
+from temporal_tools import WIDE, names_of, reset
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from redlease import Permit
 
     from quiet import Quiet
+    from temporal.conftest import StartWorkerProcess
     from temporal_server import TemporalServer
 
 
@@ -343,3 +344,25 @@ async def runs_of(bench: Bench, number: int) -> list[WorkflowHandle[Any, Any]]:
         started = (await run.fetch_history()).events[0].workflow_execution_started_event_attributes
         run_id = started.continued_execution_run_id or None
     return runs
+
+
+async def test_the_process_that_ushers_is_killed(
+    temporal_server: TemporalServer, task_queue: str, prefix: str, worker_process: StartWorkerProcess
+) -> None:
+    """Who stands in the line of a slot whose end nobody tells of asks by itself, and is served in some seconds."""
+    client = await Client.connect(temporal_server.address)
+    bench = Bench(client, task_queue, "slots")
+    first = await worker_process("stalled_usher", worker=WIDE)
+    holder = await bench.holder()
+    fence = await holder.execute_update(Holder.until_held)
+    waiter = await bench.holder()
+    await line_of(bench, 1)
+    await holder.signal(Holder.proceed)
+    assert (await first.event("asked to tell"))["waiters"] == 1
+    assert (await slot(bench).result())["how"] == "released"
+    first.kill()
+    await worker_process("backend_flows", worker=WIDE)
+    await waiter.signal(Holder.proceed)
+    kept, other = (await asyncio.wait_for(waiter.result(), 20)).split()
+    assert kept == "held"
+    assert int(other) > fence
