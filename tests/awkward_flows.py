@@ -42,7 +42,12 @@ class Anew:
             permit = await pool.acquire()
             await workflow.sleep(0.05)  # its grant is recorded
         try:
-            if what == "renew":
+            if what == "local activity":
+                async with await pool.adopt(permit) as hold:
+                    await workflow.sleep(0.05)
+                    await workflow.execute_local_activity(take_time, 0.0, start_to_close_timeout=PAUSE)
+                released = not hold.lost
+            elif what == "renew":
                 released = await pool.release(await pool.renew(permit, lease=60))
             else:
                 hold = await pool.adopt(permit)

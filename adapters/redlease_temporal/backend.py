@@ -104,7 +104,8 @@ async def answered(
 async def prolonged(name: str, arg: Any, activity_id: str | None = None, *, away: str, resource: str) -> Permit:
     """As `answered`, for a permit that is renewed or adopted."""
     permit = await answered(name, arg, calls.Prolonged, activity_id, away=away, resource=resource)
-    current().on_prolonged(permit)
+    if permit.shape >= calls.BY_COMMAND:
+        current().on_used(permit.resource, permit.ticket)
     return permit.permit()
 
 

@@ -36,7 +36,7 @@ HEADER = "redlease"
 # The shapes of the commands that an acquire makes; workflow code branches on the one that its history began with.
 SHAPE = 1  # a local activity asks, and a remote one waits
 BY_SIGNAL = 2  # a local activity asks, and the run waits for a signal, which lets a test server skip time
-# The shape of the commands that a release makes, where its permit was renewed or adopted in the same workflow task.
+# The shape of the commands that a release makes in the workflow task in which its permit was renewed or adopted.
 BY_COMMAND = 2  # a command, which is carried out when the task is recorded
 
 

@@ -150,7 +150,7 @@ class CoordinatorBackend:
         if giving.fence is not None:
             current().post.kept.discard((*key, giving.fence))
         release = to.Release(giving.ticket, giving.fence, call=call_name)
-        if current().is_unrecorded(*key):
+        if current().is_needed_again(*key):
             delivered = await signal(to.workflow_id_of(self._terms.resource), "release", release)
             if not delivered or not call_name:
                 return delivered  # and if it is to say what came of it, the same call is asked for

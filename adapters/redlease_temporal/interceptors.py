@@ -37,7 +37,7 @@ from .exclusive import relay_here
 from .keepers import keeper_has
 from .limited import admit, rule_of, start_within, wanted
 from .relay import Relay
-from .run import Run, enter, read_guards, with_guards
+from .run import Run, current, enter, guards_here, read_guards, with_guards
 from .slot_calls import Free
 
 T = TypeVar("T")
@@ -140,9 +140,19 @@ class _Guarding(WorkflowOutboundInterceptor):
         return super().start_activity(input)
 
     def start_local_activity(self, input: StartLocalActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
-        if not input.activity.startswith(OWN):
-            input.headers = with_guards(input.headers)
-        return super().start_local_activity(input)
+        if input.activity.startswith(OWN):
+            return super().start_local_activity(input)
+        input.headers = with_guards(input.headers)
+        handle = super().start_local_activity(input)
+        run, guards = current(), guards_here()
+
+        def used(_: object) -> None:
+            for guard in guards:
+                run.on_used(guard.resource, guard.ticket)
+
+        used(handle)
+        handle.add_done_callback(used)
+        return handle
 
     async def start_child_workflow(self, input: StartChildWorkflowInput) -> workflow.ChildWorkflowHandle[Any, Any]:  # noqa: A002
         # A child that is to outlive its parent's run is not meant to end with its parent's permit.

@@ -39,6 +39,8 @@ class RedisBackend:
             standing = await self._enqueue(wish)
             if standing.salt:
                 wish = dataclasses.replace(wish, salt=standing.salt)
+            if standing.permit is not None:
+                run.on_fresh(standing.permit)
             return standing.permit or await self._wait(run, wish, standing, timeout)
         except ActivityError as error:
             if (refused := refusal(error)) is not None:
@@ -94,8 +96,10 @@ class RedisBackend:
 
     async def try_acquire(self, run: Run, wish: calls.Wish) -> Permit | None:
         """Asks without queueing."""
-        del run
-        return (await self._ask(calls.ENQUEUE, wish, calls.Standing, wish.local_id)).permit
+        permit = (await self._ask(calls.ENQUEUE, wish, calls.Standing, wish.local_id)).permit
+        if permit is not None:
+            run.on_fresh(permit)
+        return permit
 
     async def adopt(self, run: Run, adopting: calls.Adopting) -> Permit:
         """Takes over a permit."""
@@ -109,7 +113,7 @@ class RedisBackend:
 
     async def release(self, giving: calls.Giving) -> bool:
         """Takes a ticket out; with Redis away that is left to an activity, and to the end of the run."""
-        if current().is_unrecorded(self._terms.resource, giving.ticket):
+        if current().is_needed_again(self._terms.resource, giving.ticket):
             try:
                 return (await self._release_later(giving)).released
             except ActivityError:

@@ -18,7 +18,7 @@ from temporalio.exceptions import ApplicationError
 from redlease import limits
 from redlease.models import Permit
 
-from .calls import BY_COMMAND, HEADER, Granted, Guard, Lost, Prolonged
+from .calls import HEADER, Granted, Guard, Lost
 from .post import Post
 
 TICKET_BYTES_MAX = limits.TICKET_BYTES_MAX
@@ -40,8 +40,8 @@ class Run:
     """The state of one run.
 
     `task_queue`: of the internal worker; `wait_attempt_s`: see `Settings`; `inherited`: what its parent began it under;
-    `post`: what workflows that keep resources have answered to its requests; `prolonged`: how long the history was when
-    a permit was last renewed or adopted.
+    `post`: what workflows that keep resources have answered to its requests; `fresh` and `used`: how long the history
+    was when a permit was granted by a local activity, and when it was last needed by one.
     """
 
     task_queue: str
@@ -51,21 +51,26 @@ class Run:
     holds: list[Held] = field(default_factory=list)
     granted: dict[tuple[str, str], Permit] = field(default_factory=dict)
     post: Post = field(default_factory=Post)
-    prolonged: dict[tuple[str, str], int] = field(default_factory=dict)
+    fresh: dict[tuple[str, str], int] = field(default_factory=dict)
+    used: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def on_prolonged(self, prolonged: Prolonged) -> None:
-        """A permit was renewed or adopted by a local activity, which this workflow task is to record."""
-        if prolonged.shape >= BY_COMMAND:
-            key = (prolonged.resource, prolonged.ticket)
-            self.prolonged[key] = workflow.info().get_current_history_length()
+    def on_fresh(self, permit: Permit) -> None:
+        """A permit was granted by a local activity, which this workflow task is to record."""
+        self.fresh[permit.resource, permit.ticket] = workflow.info().get_current_history_length()
 
-    def is_unrecorded(self, resource: str, ticket: str) -> bool:
-        """Whether that was in the workflow task that is under way.
+    def on_used(self, resource: str, ticket: str) -> None:
+        """A local activity that needs a permit begins or ends, which this workflow task is to record."""
+        self.used[resource, ticket] = workflow.info().get_current_history_length()
 
-        Were it done anew, as it is when a signal arrives while it ends the run, renewing and adopting would be done
-        again: whatever it has done at once to the permit after that, they would find done.
+    def is_needed_again(self, resource: str, ticket: str) -> bool:
+        """Whether this workflow task, should it be done anew, will need a permit that is held now.
+
+        It is done anew when a signal arrives while it ends the run, or when its worker dies, and with it the local
+        activities that it has not recorded: they must not find released what they have used. A grant that is not
+        recorded either is another one then.
         """
-        return self.prolonged.get((resource, ticket)) == workflow.info().get_current_history_length()
+        now = workflow.info().get_current_history_length()
+        return self.used.get((resource, ticket)) == now and self.fresh.get((resource, ticket)) != now
 
     def number(self, resource: str) -> int:
         """Counts the requests for a resource: a re-run of the same code comes to the same numbers."""
@@ -120,9 +125,14 @@ def begin_guarding(held: Held) -> None:
     _around.set((*_around.get(), lambda: held.guard))
 
 
+def guards_here() -> list[Guard]:
+    """What guards a call that is begun now."""
+    return [guard for find in _around.get() if (guard := find()) is not None]
+
+
 def with_guards(headers: Mapping[str, Payload]) -> Mapping[str, Payload]:
     """The headers with what guards the call."""
-    guards = [guard for find in _around.get() if (guard := find()) is not None]
+    guards = guards_here()
     if not guards:
         return headers
     data = json.dumps([guard.texts() for guard in guards]).encode()

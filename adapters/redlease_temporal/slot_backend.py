@@ -259,7 +259,7 @@ class SlotBackend:
         release = Release(giving.ticket, giving.fence, call=current().post.call_name())
         call = to.SlotCall(self._terms, slot, release=release, wait=wait)
         if child is None:
-            if slot is None or not current().is_unrecorded(self._terms.resource, giving.ticket):
+            if slot is None or not current().is_needed_again(self._terms.resource, giving.ticket):
                 return await self._send(call)
             delivered = await signal(to.slot_id(self._terms.resource, slot), "release", release)
             if delivered and wait:

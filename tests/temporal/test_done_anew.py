@@ -30,22 +30,22 @@ async def client(place: Place) -> AsyncIterator[Client]:
 
 
 @pytest.mark.parametrize("backend", ["redis", "slots", "coordinator"])
-@pytest.mark.parametrize("what", ["renew", "adopt", "adopt and renew"])
-async def test_a_permit_is_prolonged_and_released_in_a_task_that_is_done_anew(
+@pytest.mark.parametrize("what", ["renew", "adopt", "adopt and renew", "local activity"])
+async def test_a_permit_is_needed_and_released_in_a_task_that_is_done_anew(
     client: Client, task_queue: str, backend: str, what: str
 ) -> None:
     """The second doing finds the permit as the first one did, gives it back, and the history replays."""
     bench = Bench(client, task_queue, backend)
     actor = await bench.actor()
-    permit = await bench.do(actor, Actor.acquire, Asking()) if what.startswith("adopt") else None
+    permit = await bench.do(actor, Actor.acquire, Asking()) if what != "renew" else None
     before = Pausing.begun
     handle = await client.start_workflow(
         Anew.run, args=[bench.on, what, permit], id=f"{task_queue}-anew", task_queue=task_queue
     )
-    await eventually(lambda: Pausing.begun == before + 1)
+    doings = 2 if what == "local activity" else 1
+    await eventually(lambda: Pausing.begun == before + doings)
     await handle.signal(Anew.nudge)
     assert await handle.result() == "was held: True"
-    assert Pausing.begun == before + 2
     assert "WORKFLOW_TASK_FAILED" in await names_of(handle)
     assert not (await bench.seen(actor)).holders
     replayer = Replayer(workflows=[Anew], plugins=[RedleasePlugin("redis://nowhere.invalid")])
