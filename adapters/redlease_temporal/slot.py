@@ -187,9 +187,10 @@ class Slot:
             await self._send_to(number)
 
     async def _send_to(self, slot: int) -> bool:
-        """Sends the head of the line to another slot; False when nobody is there to go."""
-        while self._waiters:
-            if await self._tell_free(self._waiters.pop(0), slot, []):
+        """Sends the first of the line that may have another slot there; False when nobody is there to go."""
+        while (first := next((each for each in self._waiters if each.may_have(slot)), None)) is not None:
+            self._waiters.remove(first)
+            if await self._tell_free(first, slot, []):
                 return True
         return False
 
@@ -224,8 +225,8 @@ class Slot:
 
     @workflow.signal
     async def spare(self, spare: Spare) -> None:
-        """Another slot is free: whoever is the head of this line may have it."""
-        if self._waiters:
+        """Another slot is free: the first of this line may have it, if that has declared so many."""
+        if any(each.may_have(spare.slot) for each in self._waiters):
             await self._saying(self._send_to(spare.slot))
         elif spare.others:
             asked, *others = spare.others

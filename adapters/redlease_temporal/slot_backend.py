@@ -87,7 +87,7 @@ class SlotBackend:
 
     async def _stand_in_line(self, run: Run, wish: calls.Wish, request: str) -> Permit:
         order = self._order()
-        me = to.SlotWaiter(requester_of(wish, request), wish.ticket)
+        me = to.SlotWaiter(requester_of(wish, request), wish.ticket, wish.terms.capacity)
         offer: to.Free | None = None
         free, number = order[:1], 0
         while True:

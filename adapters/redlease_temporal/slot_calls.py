@@ -85,10 +85,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class SlotWaiter:
-    """A run that stands in the line of a slot."""
+    """A run that stands in the line of a slot. `capacity`: that it has declared, 0 where it has not said so."""
 
     requester: Requester
     ticket: str
+    capacity: int = 0
+
+    def may_have(self, slot: int) -> bool:
+        """Whether a slot is one of those that it has declared."""
+        return not self.capacity or slot < self.capacity
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,37 @@ async def line_of(bench: Bench, count: int) -> list[str]:
     return line
 
 
+async def test_a_smaller_capacity_is_declared(bench: Bench) -> None:
+    """Who has declared a capacity of one is offered no other slot, though the holder's declaration has three."""
+    bench.on.lease = 1.0
+    holders = [await bench.holder(capacity=3) for _ in range(3)]
+    for holder in holders:
+        await holder.execute_update(Holder.until_held)
+    actor = await bench.actor()
+    owners = {each.metadata["redlease.slot"]: each.owner for each in (await bench.seen(actor, capacity=3)).holders}
+    for holder in holders:
+        if holder.id != owners["0"]:
+            await holder.signal(Holder.proceed)
+            await holder.result()
+    waiter = await bench.holder(capacity=1)
+    await line_of(bench, 1)
+    runs = {(await slot(bench).describe()).run_id}
+
+    async def has_looked_for_others() -> bool:
+        runs.add((await slot(bench).describe()).run_id)
+        return len(runs) == 3  # the second of them has, as it began
+
+    await eventually(has_looked_for_others)
+    assert await waiter.query(Holder.fence) == 0
+    for holder in holders:
+        if holder.id == owners["0"]:
+            await holder.signal(Holder.proceed)
+    assert await asyncio.wait_for(waiter.execute_update(Holder.until_held), 5)
+    (permit,) = (await bench.seen(actor, capacity=3)).holders
+    assert permit.metadata["redlease.slot"] == "0"
+    await waiter.signal(Holder.proceed)
+
+
 async def test_one_ticket_given_twice(bench: Bench) -> None:
     """A run that holds two slots under one ticket gives back just the one that it means."""
     actor = await bench.actor()
