@@ -20,7 +20,6 @@ from temporalio.client import (
     WorkflowHandle,
     WorkflowUpdateHandle,
 )
-from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import Redlease, RedleaseError, wire
@@ -83,7 +82,7 @@ class Door:
                 return
             try:
                 yield started
-            except (WorkflowAlreadyStartedError, RPCError) as error:
+            except Exception as error:
                 # Without an answer the place is free when it was provisional for long enough, or the run itself has it.
                 with contextlib.suppress(RedleaseError, RPCError):
                     if isinstance(error, RPCError) and error.status in UNSURE:

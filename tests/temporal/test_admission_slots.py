@@ -293,3 +293,23 @@ async def test_redis_is_needed_where_it_was_asked_for(client: Client, task_queue
     """A client whose plugin has no Redis says so at the start of a workflow that needs it."""
     with pytest.raises(ValueError, match="needs Redis"):
         await client.start_workflow(Two.run, Job(), id=task_queue, task_queue=task_queue)
+
+
+async def test_a_start_that_never_left_this_process(starts: Starts) -> None:
+    """Starts whose arguments cannot be encoded take no place from those that come after them."""
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            await starts.start(memo={"not to be encoded": object()})
+    await end(await starts.start(), await starts.start())
+
+
+@pytest.mark.parametrize("name", ["x" * 900, "\u6f22" * 300, "a b:{c}/\n*?"])
+async def test_ids_of_any_kind(starts: Starts, name: str) -> None:
+    """A workflow with a long or odd ID has its place, and gives it back."""
+    first = await starts.start(name)
+    second = await starts.start()
+    with pytest.raises(WorkflowConcurrencyLimitExceeded):
+        await starts.start()
+    await end(first)
+    _, (third,) = await starts.as_soon_as_can_be(1)
+    await end(second, third)
