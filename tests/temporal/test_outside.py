@@ -187,13 +187,14 @@ async def test_waiting_while_the_server_is_away(own_temporal_server: OwnTemporal
     server = await own_temporal_server(keep=True)
     async with without_redis(server, f"queue-{prefix}", prefix) as client:
         pool = outside.lock(client, f"{prefix}-r")
-        await pool.release(await pool.acquire())
+        before = await pool.acquire()
+        await pool.release(before)
         server.kill()
         waiting = asyncio.create_task(pool.acquire(timeout=40))
         await asyncio.wait([waiting], timeout=12)
         assert not waiting.done()
         await server.start()
-        assert await pool.release(await waiting)
+        assert (await waiting).fence > before.fence
 
 
 async def test_a_permit_of_another_backend(bench: Bench, pool: SlotSemaphore) -> None:
