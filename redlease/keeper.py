@@ -128,8 +128,8 @@ class Lease:
             return
         now_ms = clock.now_ms()
         if reply is None:
-            return  # renewed again when the connection is back
-        if isinstance(reply, wire.Fault):
+            self.keeper.schedule.at(now_ms, self)  # another connection may serve it by now
+        elif isinstance(reply, wire.Fault):
             self._refused(now_ms, reply)
         elif reply[1] == 0:
             self.lose("the server no longer has it: it lapsed, was released by its ticket, or the server lost its data")
@@ -182,6 +182,7 @@ class Leaving:
     _timer: asyncio.TimerHandle | None = None
     _refusals = 0
     _unanswered = False
+    _in_flight = False  # two copies on the way to two nodes of a cluster would be answered in any order
 
     def __init__(  # noqa: PLR0917  by position, as one is made for every pair
         self,
@@ -212,19 +213,24 @@ class Leaving:
         if now_ms >= self._until_ms:
             self._finish(None)
             return False
+        if self._in_flight:
+            return False
         link = self.keeper.connection.of(self.resource)
         if not link.ready:
             self._delayed()
             return False
         tombstone_ms = self.terms.lease_ms if self._unsure else 0
         tail = wire.release_tail(self._ask, self._fence, tombstone_ms, self.terms.idle_ttl_ms)
+        self._in_flight = True
         link.send(self.resource, wire.RELEASE, tail, self._answered)
         return True
 
     def _answered(self, reply: Reply) -> None:
+        self._in_flight = False
         if reply is None:
-            self._unsure = self._unanswered = True  # sent again when the connection is back
+            self._unsure = self._unanswered = True
             self._delayed()
+            self.keeper.schedule.at(clock.now_ms(), self)  # another connection may serve it by now
         elif isinstance(reply, wire.Fault):
             self._refused(reply)
         else:

@@ -78,7 +78,8 @@ class Waiting:
 
     def _answered(self, sent_ms: float, asked_from: str, reply: Reply) -> None:
         if reply is None:
-            self.unsure = True  # asked again when the connection is back
+            self.unsure = True
+            self._again(0)  # another connection may serve it by now
         elif self.future.done():
             return
         elif isinstance(reply, wire.Fault):
@@ -256,9 +257,11 @@ class Place:
     def _beaten(self, sent_ms: float, name: str, lease_ms: int, first: Waiting, reply: Reply) -> None:
         self._beating = False
         schedule = self.room.keeper.schedule
-        if reply is None or name != self.name:
+        if name != self.name:
             return
-        if isinstance(reply, wire.Fault):
+        if reply is None:  # another connection may serve the resource by now
+            schedule.at(clock.now_ms(), self)
+        elif isinstance(reply, wire.Fault):
             schedule.at(clock.now_ms() + reply.retry_ms, self)
         elif reply[1] == Status.LAPSED:
             self.lapsed(name)

@@ -1,0 +1,154 @@
+"""Calls whose connection is lost, or slow, while another one serves their resource by now, as when a slot has moved."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from redlease import wire
+from redlease.keeper import Keeper
+from redlease.route import OnReply, Route
+from redlease.semaphore import Lock, Wish
+from redlease.waiting import Room
+
+from helpers import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redlease.errors import RedleaseError
+
+TERMS = wire.Terms("o", lease_ms=30_000)
+GRANTED = [b"tag", wire.Status.GRANTED, 7, 0, 30_000, 1]
+QUEUED = [b"tag", wire.Status.QUEUED, 1, 0, -1, 1, 0, 0]
+
+
+class Wire(Route):
+    """A route whose replies the test gives: each call waits in `calls`, with what it asks."""
+
+    ready = True
+    channel = "c"
+    scripts = wire.SCRIPTS
+    trouble = ""
+    refusal: RedleaseError | None = None
+
+    def __init__(self) -> None:
+        """No call yet."""
+        super().__init__()
+        self.calls: list[tuple[str, OnReply]] = []
+
+    def of(self, resource: wire.Resource) -> Wire:
+        """Serve everything."""
+        del resource
+        return self
+
+    def send(self, resource: wire.Resource, script: wire.Script, tail: bytes, on_reply: OnReply) -> None:
+        """Keep the call."""
+        del resource, tail
+        self.calls.append((script.name, on_reply))
+
+    async def next(self, name: str) -> OnReply:
+        """Return the reply that the next call is waiting for, which must be of that name."""
+        await eventually(lambda: self.calls)
+        called, on_reply = self.calls.pop(0)
+        assert called == name
+        return on_reply
+
+    async def until_ready(self, resource: wire.Resource | None = None) -> None:
+        """Be ready."""
+
+    def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
+        """Never give up."""
+
+    def look_sooner(self, wait_ms: float) -> None:
+        """Never give up."""
+
+    async def subscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
+        """Hear nothing."""
+
+    def unsubscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
+        """Hear nothing."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def _run(self) -> None:
+        pass
+
+
+@pytest.fixture
+def wires() -> Wire:
+    """What the calls go over."""
+    return Wire()
+
+
+@pytest.fixture
+def room(wires: Wire) -> Room:
+    """The requests of a client over it."""
+    return Room(Keeper(wires))
+
+
+@pytest.fixture
+def lock(room: Room) -> Lock:
+    """A lock of that client."""
+    return Lock(room, wire.Resource("p", "r"), Wish.usual(TERMS))
+
+
+async def entered(lock: Lock, wires: Wire) -> Any:
+    """Return a hold that was granted at once."""
+    acquiring = asyncio.ensure_future(lock.hold().__aenter__())
+    (await wires.next("acquire"))(GRANTED)
+    return await acquiring
+
+
+async def test_an_acquire_is_asked_for_again(lock: Lock, wires: Wire) -> None:
+    """The connection it went out on is lost; the one that serves by now gets it, though none has become ready since."""
+    acquiring = asyncio.create_task(lock.acquire())
+    (await wires.next("acquire"))(None)
+    (await wires.next("acquire"))(GRANTED)
+    assert (await acquiring).fence == 7
+
+
+async def test_a_renewal_is_sent_again(lock: Lock, room: Room, wires: Wire) -> None:
+    """The same of a renewal, which would else be due at the end of the lease only."""
+    hold = await entered(lock, wires)
+    room.keeper.schedule.at(-math.inf, hold)
+    (await wires.next("renew"))(None)
+    await wires.next("renew")
+    assert not hold.lost
+
+
+async def test_a_beat_is_sent_again(lock: Lock, room: Room, wires: Wire) -> None:
+    """The same of the beat that keeps a place."""
+    acquiring = asyncio.create_task(lock.acquire())
+    (await wires.next("acquire"))(QUEUED)
+    (place,) = room.places.values()
+    room.keeper.schedule.at(-math.inf, place)
+    (await wires.next("beat"))(None)
+    await wires.next("beat")
+    acquiring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await acquiring
+
+
+async def test_a_release_is_sent_again(lock: Lock, wires: Wire) -> None:
+    """The same of a release; and as the copy without an answer may have done it, finding nothing is no loss."""
+    hold = await entered(lock, wires)
+    releasing = asyncio.create_task(hold.release())
+    (await wires.next("release"))(None)
+    (await wires.next("release"))([b"tag", 0, 0])
+    assert await releasing
+
+
+async def test_no_second_release_overtakes_the_first(lock: Lock, room: Room, wires: Wire) -> None:
+    """A node that becomes ready does not get a release whose answer is still to come: the later one would hide it."""
+    hold = await entered(lock, wires)
+    releasing = asyncio.create_task(hold.release())
+    on_reply = await wires.next("release")
+    room.keeper.on_ready()
+    assert not wires.calls
+    on_reply([b"tag", 1, 0])
+    assert await releasing
