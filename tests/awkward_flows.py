@@ -82,3 +82,19 @@ class Twice:
         seen = [first.lost, await first.release()]
         await workflow.wait_condition(lambda: self._steps >= 2)
         return [*seen, second.lost, await second.release()]
+
+
+@workflow.defn
+class Leaving:
+    """Ends as soon as one of two requests that are cancelled together has been given up."""
+
+    @workflow.run
+    async def run(self, on: On) -> str:
+        """Return how they ended."""
+        pool = on.pool()
+        try:
+            async with asyncio.timeout(0.1):
+                await asyncio.gather(pool.acquire(), pool.acquire())
+        except TimeoutError:
+            return "timed out"
+        return "granted"

@@ -85,14 +85,23 @@ class _LockedWorkflow(WorkflowInboundInterceptor):
         info = workflow.info()
         rule = rule_of(info.workflow_type)
         if rule is None:
-            return await super().execute_workflow(input)
+            return await self._execute(input)
         await admit(rule, input.args)
         try:
-            result = await super().execute_workflow(input)
+            result = await self._execute(input)
         except (Exception, asyncio.CancelledError):
             self._close(info.workflow_id)
             raise
         self._close(info.workflow_id)
+        return result
+
+    async def _execute(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002
+        try:
+            result = await super().execute_workflow(input)
+        except (Exception, asyncio.CancelledError):
+            await self._run.settle()
+            raise
+        await self._run.settle()
         return result
 
     def _close(self, workflow_id: str) -> None:
@@ -135,13 +144,18 @@ def _said(args: Sequence[Any], kind: type[T]) -> T:
 
 class _Guarding(WorkflowOutboundInterceptor):
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
-        if not input.activity.startswith(OWN):
-            input.headers = with_guards(input.headers)
+        if input.activity.startswith(OWN):
+            handle = super().start_activity(input)
+            current().on_call(handle, is_local=False)
+            return handle
+        input.headers = with_guards(input.headers)
         return super().start_activity(input)
 
     def start_local_activity(self, input: StartLocalActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
         if input.activity.startswith(OWN):
-            return super().start_local_activity(input)
+            handle = super().start_local_activity(input)
+            current().on_call(handle, is_local=True)
+            return handle
         input.headers = with_guards(input.headers)
         handle = super().start_local_activity(input)
         run, guards = current(), guards_here()

@@ -5,11 +5,13 @@ It is found by a context variable, which the interceptors set at each entry into
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
@@ -41,7 +43,8 @@ class Run:
 
     `task_queue`: of the internal worker; `wait_attempt_s`: see `Settings`; `inherited`: what its parent began it under;
     `post`: what workflows that keep resources have answered to its requests; `fresh` and `used`: how long the history
-    was when a permit was granted by a local activity, and when it was last needed by one.
+    was when a permit was granted by a local activity, and when it was last needed by one; `under_way`: the library's
+    activities.
     """
 
     task_queue: str
@@ -53,6 +56,24 @@ class Run:
     post: Post = field(default_factory=Post)
     fresh: dict[tuple[str, str], int] = field(default_factory=dict)
     used: dict[tuple[str, str], int] = field(default_factory=dict)
+    under_way: list[tuple[workflow.ActivityHandle[Any], bool]] = field(default_factory=list)
+
+    def on_call(self, handle: workflow.ActivityHandle[Any], *, is_local: bool) -> None:
+        """An activity of the library begins."""
+        call = (handle, is_local)
+        self.under_way.append(call)
+        handle.add_done_callback(lambda _: self.under_way.remove(call))
+
+    async def settle(self) -> None:
+        """Returns when the run may end: no local activity of the library is under way, and none is to follow.
+
+        One that ends after the command which ends the run adds its marker behind that; the server refuses such a task,
+        and every further doing of it. One follows when a request is cancelled beside the code that goes on to the end.
+        """
+        while pending := [handle for handle, is_local in self.under_way if is_local or handle.cancelling()]:
+            with contextlib.suppress(asyncio.CancelledError):  # the run ends in any case
+                await workflow.wait(pending)
+                await asyncio.sleep(0)  # whoever waited for one begins what follows from it
 
     def on_fresh(self, permit: Permit) -> None:
         """A permit was granted by a local activity, which this workflow task is to record."""
