@@ -21,13 +21,17 @@ def checked_text(what: str, text: str, bytes_max: int) -> str:
     if not isinstance(text, str) or not text:
         raise ValueError(f"the {what} must be a string that is not empty, not {text!r}")
     if len(text) * 4 > bytes_max or not text.isascii():
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise ValueError(f"the {what} {text[:40]!r} can not be written as UTF-8") from None
+        size = _size(what, text)
         if size > bytes_max:
             raise ValueError(f"the {what} {text[:40]!r}... has {size} bytes; {bytes_max} are allowed")
     return text
+
+
+def _size(what: str, text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"the {what} {text[:40]!r} can not be written as UTF-8") from None
 
 
 def checked_prefix(prefix: str) -> str:
@@ -53,7 +57,7 @@ def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
         isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()
     ):
         raise ValueError(f"metadata maps strings to strings, not {metadata!r}")
-    if sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items()) > METADATA_BYTES_MAX:
+    if sum(_size("metadata", text) for pair in metadata.items() for text in pair) > METADATA_BYTES_MAX:
         raise ValueError(f"metadata may have {METADATA_BYTES_MAX} bytes in all")
     return dict(metadata)
 

@@ -107,6 +107,8 @@ async def test_timeouts(client: Redlease, make_one: MakeOne, seconds: Any) -> No
         ({"metadata": {"k": 1}}, "metadata"),
         ({"metadata": {1: "v"}}, "metadata"),
         ({"metadata": {"k": "x" * 4097}}, "metadata"),
+        ({"metadata": {"k": "\ud800"}}, "metadata .* UTF-8"),
+        ({"ticket": "\ud800"}, "ticket .* UTF-8"),
         ({"metadata": ["k"]}, "metadata"),
     ],
 )
