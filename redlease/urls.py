@@ -28,8 +28,9 @@ def read_url(url: str, options: dict[str, Any]) -> ConnectionPool | NamedServers
         return primary_pool(NamedServers(url, SENTINEL[scheme], SENTINEL_PORT, options))
     if scheme in CLUSTER:
         servers = NamedServers(url, CLUSTER[scheme], REDIS_PORT, options)
-        if servers.path not in ([], ["0"]):
-            raise ValueError(f"a cluster has the database 0 alone, not {'/'.join(servers.path)!r}")
+        by_option = servers.pool(servers.seeds[0]).connection_kwargs.get("db", 0)
+        if servers.path not in ([], ["0"]) or by_option != 0:
+            raise ValueError(f"a cluster has the database 0 alone, not {'/'.join(servers.path) or by_option!r}")
         return servers
     return ConnectionPool.from_url(url, **options)
 

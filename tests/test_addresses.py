@@ -130,6 +130,14 @@ def test_a_password_that_is_not_encoded(scheme: str, mark: str) -> None:
     assert read_url(f"{scheme}://me:sec%2Fret@host:7000{'/mymaster' * ('sentinel' in scheme)}?client_name=a@b", {})
 
 
+@pytest.mark.parametrize(("url", "options"), [("h/1", {}), ("h?db=1", {}), ("h", {"db": 1})])
+def test_a_database_of_a_cluster(url: str, options: dict[str, Any]) -> None:
+    """A cluster has one database, whichever way another one is asked for."""
+    with pytest.raises(ValueError, match=r"database 0 alone, not '?1"):
+        read_url(f"redis+cluster://{url}", options)
+    assert read_url("redis+cluster://h/0?db=0", {})
+
+
 @pytest.mark.parametrize("url", [None, 5, b"redis://host"])
 def test_urls_that_are_no_strings(url: Any) -> None:
     """They are misuse."""
