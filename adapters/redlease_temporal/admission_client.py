@@ -20,7 +20,7 @@ from temporalio.client import (
     WorkflowHandle,
     WorkflowUpdateHandle,
 )
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from redlease import Redlease, RedleaseError, wire
 
@@ -30,17 +30,7 @@ from .owners import Owners, cluster_of
 from .registry import SCRIPTS, Registry, digest
 from .settings import Settings
 from .slot_admission import SlotAdmission
-
-# After these a start may have been carried out, or may yet be.
-UNSURE = {
-    RPCStatusCode.CANCELLED,
-    RPCStatusCode.UNKNOWN,
-    RPCStatusCode.DEADLINE_EXCEEDED,
-    RPCStatusCode.ABORTED,
-    RPCStatusCode.INTERNAL,
-    RPCStatusCode.UNAVAILABLE,
-    RPCStatusCode.DATA_LOSS,
-}
+from .telling import UNSURE
 
 
 class Door:

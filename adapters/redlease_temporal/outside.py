@@ -29,6 +29,7 @@ from .endings import end_of
 from .settings import Duration
 from .slot import Slot
 from .slot_activities import SLOTS, SlotActivities, gone
+from .telling import UNSURE
 from .worker import RedleasePlugin
 
 logger = logging.getLogger("redlease.temporal")
@@ -38,15 +39,7 @@ RETRY_S = 0.5  # the pause after a renewal that failed
 WATCHED_MAX = 8  # slots whose end one waiter awaits
 LOOK_AGAIN_S = 3.0  # after which it tries all of them again, where there are more
 # With these the server was not reached: it may have done what it was asked.
-AWAY = {
-    RPCStatusCode.ABORTED,
-    RPCStatusCode.CANCELLED,
-    RPCStatusCode.DEADLINE_EXCEEDED,
-    RPCStatusCode.INTERNAL,
-    RPCStatusCode.RESOURCE_EXHAUSTED,
-    RPCStatusCode.UNAVAILABLE,
-    RPCStatusCode.UNKNOWN,
-}
+AWAY = (UNSURE | {RPCStatusCode.RESOURCE_EXHAUSTED}) - {RPCStatusCode.DATA_LOSS}
 
 
 def semaphore(

@@ -17,6 +17,16 @@ from temporalio.service import RPCError, RPCStatusCode
 from .errors import Unavailable
 
 ANSWER = timedelta(seconds=3)  # how long the server, or the worker of a keeper, may take to answer
+# After these a call may have been carried out, or may yet be.
+UNSURE = {
+    RPCStatusCode.CANCELLED,
+    RPCStatusCode.UNKNOWN,
+    RPCStatusCode.DEADLINE_EXCEEDED,
+    RPCStatusCode.ABORTED,
+    RPCStatusCode.INTERNAL,
+    RPCStatusCode.UNAVAILABLE,
+    RPCStatusCode.DATA_LOSS,
+}
 
 
 class Keepers:
