@@ -1,14 +1,18 @@
-"""Workflows that use resources in awkward ways: in tasks that are done anew, or twice under one ticket."""
+"""Workflows that use resources in awkward ways: in tasks that are done anew, twice under one ticket, or at the end."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
+from typing import Any
 
 from backend_flows import On
 from temporalio import activity, workflow
+from temporalio.exceptions import ApplicationError
 
 from redlease_temporal import LeaseLost, Permit
+from redlease_temporal.run import current
 
 PAUSE = timedelta(seconds=10)
 
@@ -98,3 +102,70 @@ class Leaving:
         except TimeoutError:
             return "timed out"
         return "granted"
+
+
+@workflow.defn
+class Quitting:
+    """Gives up requests that wait, and ends in that moment, by itself or when it is cancelled."""
+
+    def __init__(self) -> None:
+        self._go = False
+
+    @workflow.signal
+    def go(self) -> None:
+        """Give them up."""
+        self._go = True
+
+    @workflow.run
+    async def run(self, on: On, how: str, turns: int) -> str:
+        """Return after so many turns of the event loop, or end in another way."""
+        if how == "as the next run":
+            return "left"
+        pool = on.pool()
+        requests = [asyncio.create_task(pool.acquire()) for _ in range(2)]
+        try:
+            await workflow.wait_condition(lambda: self._go)
+        except asyncio.CancelledError:
+            assert how == "cancelled"
+        for request in requests:
+            request.cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if how == "fail":
+            raise ApplicationError("left", non_retryable=True)
+        if how == "continue as new":
+            workflow.continue_as_new(args=[on, "as the next run", 0])
+        return "left"
+
+
+@workflow.defn
+class Fleeting:
+    """Thinks better of what it has just begun, and ends."""
+
+    @workflow.run
+    async def run(self, on: On, what: str, before: int, after: int) -> str:
+        """Let it go so many turns of the event loop, and return so many after it has been cancelled."""
+        pool = on.pool()
+        calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+            "acquire": pool.acquire,
+            "try_acquire": pool.try_acquire,
+            "inspect": pool.inspect,
+            "release": lambda: pool.release("nobody's"),
+        }
+        call = asyncio.create_task(calls[what]())
+        for _ in range(before):
+            await asyncio.sleep(0)
+        call.cancel()
+        for _ in range(after):
+            await asyncio.sleep(0)
+        return "left"
+
+
+@workflow.defn
+class Unsettled:
+    """Has come to its end, but for something that never does."""
+
+    @workflow.run
+    async def run(self) -> None:
+        """Return, as far as this code goes."""
+        current().see_through(asyncio.get_running_loop().create_future())

@@ -14,15 +14,19 @@ from redlease.models import Permit
 
 from .calls import Guard
 from .errors import LeaseLost
-from .run import Run, begin_guarding
+from .run import Run, begin_guarding, current
 
 T = TypeVar("T")
 OnLost = Literal["cancel", "signal"]
 
 
 async def to_its_end(work: Awaitable[T]) -> T:
-    """Awaits something that cancelling the task does not end; the cancellation is raised afterwards."""
+    """Awaits something that neither cancelling the task nor the end of the run cuts short.
+
+    The cancellation is raised afterwards.
+    """
     task = asyncio.ensure_future(work)
+    current().see_through(task)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

@@ -98,7 +98,7 @@ class _LockedWorkflow(WorkflowInboundInterceptor):
     async def _execute(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002
         try:
             result = await super().execute_workflow(input)
-        except (Exception, asyncio.CancelledError):
+        except (Exception, asyncio.CancelledError, workflow.ContinueAsNewError):
             await self._run.settle()
             raise
         await self._run.settle()
@@ -144,17 +144,14 @@ def _said(args: Sequence[Any], kind: type[T]) -> T:
 
 class _Guarding(WorkflowOutboundInterceptor):
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
-        if input.activity.startswith(OWN):
-            handle = super().start_activity(input)
-            current().on_call(handle, is_local=False)
-            return handle
-        input.headers = with_guards(input.headers)
+        if not input.activity.startswith(OWN):
+            input.headers = with_guards(input.headers)
         return super().start_activity(input)
 
     def start_local_activity(self, input: StartLocalActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
         if input.activity.startswith(OWN):
             handle = super().start_local_activity(input)
-            current().on_call(handle, is_local=True)
+            current().see_through(handle)
             return handle
         input.headers = with_guards(input.headers)
         handle = super().start_local_activity(input)

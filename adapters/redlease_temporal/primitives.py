@@ -256,7 +256,8 @@ class Semaphore:
 
     async def _obtain(self, run: Run, wish: calls.Wish, timeout: timedelta | None) -> Permit:
         began = workflow.now()
-        permit = await self._backend.acquire(run, wish, timeout)
+        with run.requesting():
+            permit = await self._backend.acquire(run, wish, timeout)
         meter = workflow.metric_meter().with_additional_attributes({"resource": self.name})
         meter.create_counter("redlease_granted", "Permits granted").add(1)
         waited_ms = max(0, (workflow.now() - began) // timedelta(milliseconds=1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -43,8 +43,8 @@ class Run:
 
     `task_queue`: of the internal worker; `wait_attempt_s`: see `Settings`; `inherited`: what its parent began it under;
     `post`: what workflows that keep resources have answered to its requests; `fresh` and `used`: how long the history
-    was when a permit was granted by a local activity, and when it was last needed by one; `under_way`: the library's
-    activities.
+    was when a permit was granted by a local activity, and when it was last needed by one; `under_way`: what is to be
+    done before the run ends; `requests`: the tasks that make some, and how often each had been cancelled before.
     """
 
     task_queue: str
@@ -56,24 +56,44 @@ class Run:
     post: Post = field(default_factory=Post)
     fresh: dict[tuple[str, str], int] = field(default_factory=dict)
     used: dict[tuple[str, str], int] = field(default_factory=dict)
-    under_way: list[tuple[workflow.ActivityHandle[Any], bool]] = field(default_factory=list)
+    under_way: set[asyncio.Future[Any]] = field(default_factory=set)
+    requests: list[tuple[asyncio.Task[Any], int]] = field(default_factory=list)
 
-    def on_call(self, handle: workflow.ActivityHandle[Any], *, is_local: bool) -> None:
-        """An activity of the library begins."""
-        call = (handle, is_local)
-        self.under_way.append(call)
-        handle.add_done_callback(lambda _: self.under_way.remove(call))
+    def see_through(self, work: asyncio.Future[Any]) -> None:
+        """Something begins that is done before the run ends."""
+        self.under_way.add(work)
+        work.add_done_callback(self.under_way.discard)
+
+    @contextlib.contextmanager
+    def requesting(self) -> Iterator[None]:
+        """This task makes a request: once it is cancelled, that is given up before the run ends."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a request is made by a task")
+        request = (task, task.cancelling())
+        self.requests.append(request)
+        try:
+            yield
+        finally:
+            self.requests.remove(request)
 
     async def settle(self) -> None:
         """Returns when the run may end: no local activity of the library is under way, and none is to follow.
 
         One that ends after the command which ends the run adds its marker behind that; the server refuses such a task,
         and every further doing of it. One follows when a request is cancelled beside the code that goes on to the end.
+        A signal that is sent in the task which ends the run is not delivered.
         """
-        while pending := [handle for handle, is_local in self.under_way if is_local or handle.cancelling()]:
-            with contextlib.suppress(asyncio.CancelledError):  # the run ends in any case
-                await workflow.wait(pending)
-                await asyncio.sleep(0)  # whoever waited for one begins what follows from it
+        while True:
+            # The run ends in any case. One that is taken out of memory is cancelled too, and may not wait anew.
+            with contextlib.suppress(asyncio.CancelledError):
+                await workflow.wait_condition(self._is_settled)
+                return
+
+    def _is_settled(self) -> bool:
+        """Asked when no task of the run can go on by itself: who has been cancelled has taken that in."""
+        given_up = any(task.cancelling() > before for task, before in self.requests)
+        return not (given_up or self.under_way or self.post.tasks)
 
     def on_fresh(self, permit: Permit) -> None:
         """A permit was granted by a local activity, which this workflow task is to record."""
