@@ -85,7 +85,9 @@ class RedisBackend:
     async def _wait_for_signal(self, run: Run, wish: calls.Wish, timeout: timedelta | None) -> Permit:
         key = (self._terms.resource, wish.ticket)
         try:
-            await workflow.wait_condition(lambda: key in run.granted, timeout=timeout)
+            # The timeout of `wait_condition` swallows a cancellation that comes together with what is waited for.
+            async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
+                await workflow.wait_condition(lambda: key in run.granted)
         except TimeoutError:
             await to_its_end(self._withdraw(wish))
             raise timed_out(self.away, wish, timeout or timedelta(0)) from None

@@ -253,10 +253,13 @@ async def _outcome(resource: str, batch: Batch, told: asyncio.Future[Outcome]) -
     pause_s, longest_s = PATIENCE_S
     while True:
         try:
-            await workflow.wait_condition(told.done, timeout=pause_s)
+            # The timeout of `wait_condition` swallows a cancellation that comes together with what is waited for.
+            async with asyncio.timeout(pause_s):
+                await workflow.wait_condition(told.done)
         except TimeoutError:
             pause_s = min(2 * pause_s, longest_s)
-            if not await _say(resource, ASK, Asked(batch.key, batch.reply_to)) and not told.done():
+            asked = Asked(batch.key, batch.reply_to)
+            if not await to_its_end(_say(resource, ASK, asked)) and not told.done():
                 return Outcome(failure=Failure("the sequence was ended from outside", "SequenceEnded"))
         else:
             return told.result()

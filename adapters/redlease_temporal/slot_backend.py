@@ -113,7 +113,7 @@ class SlotBackend:
         try:
             free = await self._ask(to.LINE_UP, to.LineUp(self._terms.resource, order, line, hint), list[int])
         except Unavailable:
-            await post.pass_on(rest)
+            await to_its_end(post.pass_on(rest))
             return []
         except (ApplicationError, asyncio.CancelledError):
             await to_its_end(post.pass_on(rest))
@@ -128,9 +128,9 @@ class SlotBackend:
         pause_s = workflow.random().uniform(0.5, 1.0) * min(longest, first * 2 ** min(number, 10))
         post = run.post
         try:
-            await workflow.wait_condition(
-                lambda: bool(post.frees.get(request)) or request in post.answers, timeout=pause_s
-            )
+            # The timeout of `wait_condition` swallows a cancellation that comes together with what is waited for.
+            async with asyncio.timeout(pause_s):
+                await workflow.wait_condition(lambda: bool(post.frees.get(request)) or request in post.answers)
         except TimeoutError:
             return None
         if request in post.answers:

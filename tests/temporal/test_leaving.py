@@ -176,3 +176,30 @@ async def test_a_worker_ends_while_its_run_gives_up(
         assert await asyncio.wait_for(handle.result(), 20) == "left"
         assert not await tasks_that_failed(handle)
         assert not (await bench.seen(actor)).waiters
+
+
+async def test_an_offer_comes_with_what_gives_up(
+    place: Place, temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str
+) -> None:
+    """A slot that is offered to a request which is cancelled in the same workflow task is not taken."""
+    own = Place(temporal_server, f"{task_queue}-own", redis_url, prefix)
+    async with place.serving([Actor], []) as client:
+        bench = Bench(client, task_queue, "slots")
+        actor = await bench.actor()
+        permit = await bench.do(actor, Actor.acquire, Asking())
+        async with own.serving([Quitting], []):
+            handle = await client.start_workflow(
+                Quitting.run, args=[bench.on, "return", 0], id=f"{task_queue}-quitting", task_queue=own.task_queue
+            )
+            await bench.until_waiting(actor, 2)
+        await bench.do(actor, Actor.release, permit)
+
+        async def is_offered() -> bool:
+            return "WORKFLOW_EXECUTION_SIGNALED" in await names_of(handle)
+
+        await eventually(is_offered)
+        await handle.signal(Quitting.go)
+        before = len(await names_of(handle))
+        async with own.serving([Quitting], []):
+            assert await asyncio.wait_for(handle.result(), 10) == "left"
+        assert "START_CHILD_WORKFLOW_EXECUTION_INITIATED" not in (await names_of(handle))[before:]
