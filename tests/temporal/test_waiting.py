@@ -18,7 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 from waiting_flows import Got, Many, Wait, Waiter
 
-from redlease import Redlease, Semaphore
+from redlease import Permit, Redlease, Semaphore
 from redlease_temporal import owners
 from redlease_temporal.relay import Relay
 from redlease_temporal.worker import RedleasePlugin
@@ -346,21 +346,21 @@ async def test_the_reply_to_a_completion_is_lost(
     """A repeated completion is refused while the run holds: the permit stays its own, and nobody else gets one."""
     stage = await make_stage()
     get_handle = stage.client.get_async_activity_handle
-    refused = []
+    refused: dict[str, set[RPCStatusCode]] = {}
 
     def handle_of_lost_replies(**options: Any) -> Any:
         handle = get_handle(**options)
         complete = handle.complete
 
-        async def complete_twice(result: Any) -> None:
-            await complete(result)
+        async def complete_without_reply(permit: Permit) -> None:
             try:
-                await complete(result)
+                await complete(permit)
             except RPCError as error:
-                refused.append(error.status)
+                refused.setdefault(permit.ticket, set()).add(error.status)
                 raise
+            raise RPCError("the reply is lost", RPCStatusCode.UNAVAILABLE, b"")
 
-        monkeypatch.setattr(handle, "complete", complete_twice)
+        monkeypatch.setattr(handle, "complete", complete_without_reply)
         return handle
 
     monkeypatch.setattr(stage.client, "get_async_activity_handle", handle_of_lost_replies)
@@ -368,10 +368,11 @@ async def test_the_reply_to_a_completion_is_lost(
     pool = stage.pool(wait)
     permit = await pool.acquire()
     first, second = await stage.line_up(wait, 2)
+    tickets = await until_waiting(pool, 2)
     await pool.release(permit)
     results = [await first.result(), await second.result()]
     assert in_order(results)
-    assert refused == [RPCStatusCode.NOT_FOUND] * 2
+    assert refused == {ticket: {RPCStatusCode.NOT_FOUND} for ticket in tickets}
     history = await second.fetch_history()
     began, ended = history.events[0].event_time.ToDatetime(), history.events[-1].event_time.ToDatetime()
     assert (ended - began).total_seconds() >= 5  # it was not inside with the first
