@@ -169,3 +169,18 @@ class Unsettled:
     async def run(self) -> None:
         """Return, as far as this code goes."""
         current().see_through(asyncio.get_running_loop().create_future())
+
+
+@workflow.defn
+class Overtaken:
+    """Cancels a timer that has fired while its workflow task was under way."""
+
+    @workflow.run
+    async def run(self) -> str:
+        """Return when that is past."""
+        second = asyncio.create_task(asyncio.sleep(2.1))
+        await asyncio.sleep(2)
+        await workflow.execute_local_activity(take_time, 0.3, start_to_close_timeout=PAUSE)
+        second.cancel()
+        await asyncio.sleep(1)
+        return "went on"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from awkward_flows import Overtaken, take_time
 from backend_flows import WORKFLOWS, On, Timed, guarded
+from stranding import STRANDED, Stranding
 from temporalio.api.enums.v1 import EventType
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
@@ -124,3 +128,18 @@ async def test_max_hold_is_how_long_it_is_kept(at: Skipping, on: On) -> None:
     hanging = await at.start(but(on, max_hold=1.5 * HOUR), seconds=100 * HOUR)
     _, held, over, _ = await hanging.result()
     assert 1.5 * HOUR <= over - held < 2.5 * HOUR + 60
+
+
+async def test_the_server_strands_a_run(time_skipping_server_path: str | None, task_queue: str) -> None:
+    """By refusing to cancel a timer, with no part of the library in it: `Stranding` tells that from a mere wait."""
+    async with (
+        Stranding() as stranding,
+        await WorkflowEnvironment.start_time_skipping(test_server_existing_path=time_skipping_server_path) as env,
+        Worker(env.client, task_queue=task_queue, workflows=[Overtaken], activities=[take_time]),
+        asyncio.timeout(30),
+    ):
+        handle = await env.client.start_workflow(
+            Overtaken.run, id=task_queue, task_queue=task_queue, task_timeout=timedelta(seconds=1)
+        )
+        assert await stranding.outcome(handle, task_s=1) == STRANDED
+        assert stranding.refused == 1

@@ -1,0 +1,69 @@
+"""Runs that Temporal's test server strands, told from those that the library would.
+
+That server refuses a workflow task which cancels a timer that fired while the task was under way, and neither times the
+task out nor gives it out again: https://github.com/temporalio/sdk-java/issues/3088. A real server takes the cancel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Self
+
+from temporal_tools import names_of
+
+if TYPE_CHECKING:
+    from temporalio.client import WorkflowHandle
+
+CORE = logging.getLogger("temporalio.core")  # where `quiet` lets it log
+STRANDED = "stranded by the test server"
+REFUSED = "invalid history builder state for action"
+TASK_S = 10.0  # after which a server gives a workflow task out again
+
+
+class Stranding(logging.Handler):
+    """Listens for such refusals, and tells which runs they have stranded."""
+
+    def __init__(self) -> None:
+        """Begin with none heard of."""
+        super().__init__()
+        self.refused = 0
+        self._loop = asyncio.get_running_loop()
+        self._heard = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        """Listen from now on."""
+        CORE.addHandler(self)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Listen no longer."""
+        CORE.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hear what the SDK's core logs, from whichever thread."""
+        if REFUSED in record.getMessage():
+            self._loop.call_soon_threadsafe(self._hear)
+
+    def _hear(self) -> None:
+        self.refused += 1
+        self._heard.set()
+
+    async def outcome(self, run: WorkflowHandle[Any, str], task_s: float = TASK_S) -> str:
+        """Return what a run has returned, or STRANDED.
+
+        It is stranded if a task was refused and nothing happens to the one that it is at for twice the time after which
+        every task is given out again.
+        """
+        ended, heard = asyncio.create_task(run.result()), asyncio.create_task(self._heard.wait())
+        try:
+            await asyncio.wait([ended, heard], return_when=asyncio.FIRST_COMPLETED)
+            while not ended.done():
+                before = await names_of(run)
+                await asyncio.wait([ended], timeout=2 * task_s)
+                if not ended.done() and before[-1] == "WORKFLOW_TASK_STARTED" and await names_of(run) == before:
+                    return STRANDED
+            return ended.result()
+        finally:
+            heard.cancel()
+            ended.cancel()
