@@ -1,6 +1,7 @@
 """One multiplexed connection for commands and messages, however many tasks use it.
 
-Calls made in one turn of the event loop leave in one write, and replies come back in that order. No call is ever
+The first call made in a turn of the event loop leaves at once, and the others of that turn in ever larger batches: the
+server works on some while the next are made, and many cost few writes. Replies come back in that order. No call is ever
 cancelled on the wire: whoever stops waiting for a reply only stops listening. When the connection is lost, every call
 without a reply is told so (its outcome is unknown), and the connection is made anew with back-off and jitter.
 """
@@ -67,6 +68,7 @@ class Connection(Route):
         # subscription, whose answer is a push), and who is told.
         self._pending: deque[tuple[bytes | None, OnReply]] = deque()
         self._out: list[bytes] = []
+        self._enough = 1  # calls for the next write of this turn
         self._tag = 0
         self._changed: asyncio.Event = asyncio.Event()
         self._lost: asyncio.Event = asyncio.Event()
@@ -94,18 +96,28 @@ class Connection(Route):
         self._pending.append((tag, on_reply))
         out = self._out
         out.append(data)
-        if len(out) == 1:
-            loop = asyncio.get_running_loop()
-            if self._watchdog is None:
-                self._heard_at = loop.time()
-                self._watch(loop)
-            # asyncio's own loops show what else is to run in this turn: with nothing there is nothing to wait for.
-            if getattr(loop, "_ready", True):
-                loop.call_soon(self._flush)
+        if len(out) >= self._enough:
+            if self._enough == 1:
+                self._begin_turn()
             else:
-                self._flush()
+                self._enough *= 2
+            self._write()
 
-    def _flush(self) -> None:
+    def _begin_turn(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._watchdog is None:
+            self._heard_at = loop.time()
+            self._watch(loop)
+        # asyncio's own loops show what else is to run in this turn: with nothing there is no other call to come.
+        if getattr(loop, "_ready", True):
+            self._enough = 2
+            loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._enough = 1
+        self._write()
+
+    def _write(self) -> None:
         out, self._out = self._out, []
         if self._driver is not None and out:
             self._driver.write(b"".join(out))
@@ -293,7 +305,7 @@ class Connection(Route):
             return  # nothing of it can be ended from here
         if self._watchdog is not None:
             self._watchdog.cancel()
-        self._flush()
+        self._write()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
