@@ -8,13 +8,13 @@
 --        {tag, BUSY, more} {tag, FULL, waiting, more} {tag, MISFIT, capacity} {tag, OTHER_WEIGHT, weight} {tag, WITHDRAWN} {tag, LAPSED}
 -- Cost: O(log n) with n holders and waiters, and for each of at most 100 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local weight, lease, wanted, idle, label = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[11]), ARGV[12]
+local lease, idle, label = tonumber(ARGV[7]), tonumber(ARGV[11]), ARGV[12]
 
 -- What is usual: a new ticket of weight 1 on a name that nobody used for long, or with nothing declared anew, and neither a
 -- tombstone nor a watcher nor the expiry of the keys asking for more.
 local was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket)
 local fence = clock[1] * 1000000 + clock[2]
-if weight == 1 and not was[6] and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
+if ARGV[6] == '1' and not was[6] and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
   local deadline, its_fence = now + lease, format('%d', fence)
   local ends = format('%d', now + math.max(lease, idle) + math.floor(idle / 64))
   call('ZADD', holders, format('%d', deadline), ticket)
@@ -22,9 +22,9 @@ if weight == 1 and not was[6] and call('ZCARD', holders) + call('ZCARD', queue) 
   call('HSET', state, 'f', its_fence, 'c', ARGV[8], 'd', ARGV[8], 'k', ends, 't' .. ticket,
     '1 ' .. its_fence .. ' ' .. ARGV[7] .. ' ' .. format('%d', now) .. ' ' .. place .. ' ' .. request .. ' ' .. label)
   call('PEXPIREAT', state, ends)
-  return {tag, GRANTED, fence, now, deadline, wanted}
+  return {tag, GRANTED, fence, now, deadline, tonumber(ARGV[8])}
 end
-if weight == 1 and not was[9] and was[4] == ARGV[8] and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
+if ARGV[6] == '1' and not was[9] and was[4] == ARGV[8] and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
   and fence > tonumber(was[1] or 0) and now >= tonumber(was[7] or 0) and now >= tonumber(was[8] or 0) then
   local capacity, used, waiting = tonumber(was[3]), call('ZCARD', holders) + (was[2] or 0), call('ZCARD', queue)
   local since = format('%d', now)
@@ -52,6 +52,7 @@ if weight == 1 and not was[9] and was[4] == ARGV[8] and was[6] and tonumber(was[
 end
 
 --#include state
+local weight, wanted = tonumber(ARGV[6]), tonumber(ARGV[8])
 read(ticket)
 if tombstones > now and call('ZSCORE', waiters, '!' .. request) then return {tag, WITHDRAWN} end
 

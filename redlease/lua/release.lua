@@ -13,9 +13,7 @@ local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV
 -- fits and after whom nobody else does.
 local was = call('HMGET', state, 'f', 'e', 'c', 'k', 'w', 't' .. ticket)
 if was[6] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + idle and now >= tonumber(was[5] or 0) then
-  local held_fence, request = string.match(was[6], '^1 (%d+) %d+ %d+ %S+ (%S+)')
-  local hit = its_fence == held_fence or (its_fence == '' and (its_request == '' or its_request == request))
-  local ends = hit and held_fence ~= '0' and call('ZSCORE', holders, ticket)
+  local ends = string.match(was[6], '^1 (%d+)') == its_fence and call('ZSCORE', holders, ticket)
   if ends and tonumber(ends) > now then
     local waiting = call('ZCARD', queue)
     if waiting == 0 then
