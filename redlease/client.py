@@ -140,8 +140,8 @@ class Redlease:
 
     def _kept(self) -> set[bytes]:
         """The state keys of all resources that something is kept of."""
-        asked = {waiting.resource.state_key for waiting in self.room.waitings.values()}
-        return asked | set(self.room.places) | {lease.resource.state_key for lease in self._keeper.leases.values()}
+        asked = {waiting.ask.resource.state_key for waiting in self.room.waitings.values()}
+        return asked | set(self.room.places) | {lease.ask.resource.state_key for lease in self._keeper.leases.values()}
 
     def lock(
         self,

@@ -45,16 +45,14 @@ class Hold(Lease):
     _cancelled = False
     _over: asyncio.Event | None = None
 
-    def __init__(  # noqa: PLR0917  by position, as one is made for every pair
+    def __init__(
         self,
         keeper: Keeper,
-        resource: wire.Resource,
         ask: wire.Ask,
-        terms: wire.Terms,
         metadata: dict[str, str],
         forget_ticket: Callable[[], None] | None,
     ) -> None:
-        super().__init__(keeper, resource, ask, terms)
+        super().__init__(keeper, ask)
         self._metadata = metadata
         self._forget_ticket = forget_ticket
 
@@ -62,8 +60,14 @@ class Hold(Lease):
     def permit(self) -> Permit:
         """The permit as it is known now."""
         return Permit(
-            *(self.resource.name, self.ask.ticket, self.fence, self.ask.weight, self.capacity),
-            *(self.terms.lease_ms, self.granted_at_ms, self.expires_at_ms, self.terms.owner, dict(self._metadata)),
+            *(self.ask.resource.name, self.ask.ticket, self.fence, self.ask.weight, self.capacity),
+            *(
+                self.ask.terms.lease_ms,
+                self.granted_at_ms,
+                self.expires_at_ms,
+                self.ask.terms.owner,
+                dict(self._metadata),
+            ),
         )
 
     def remaining(self) -> float:
@@ -93,9 +97,9 @@ class Hold(Lease):
         """
         if self.lost or self.ended:
             return False
-        self.end()
         future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
-        self.keeper.give_back(self, future)
+        self.keeper.give_back(self, future)  # sent first, so that the server works while the rest is done here
+        self.end()
         released = await future
         if released is None or isinstance(released, RedleaseError):
             self._log_pending()
@@ -134,12 +138,12 @@ class Hold(Lease):
             self._over.set()
 
     def _loss(self, why: str) -> LeaseLost:
-        return lease_lost(self.resource.name, self.ask.ticket, self.fence, why)
+        return lease_lost(self.ask.resource.name, self.ask.ticket, self.fence, why)
 
     def _log_pending(self) -> None:
         logger.warning(
             "resource %r: permit %r could not be released yet; that goes on in the background while its lease lasts",
-            *(self.resource.name, self.ask.ticket),
+            *(self.ask.resource.name, self.ask.ticket),
         )
 
     # The block

@@ -48,28 +48,35 @@ class Lease:
     ended = False
     why_lost = ""
     due_ms: float | None = None
+    is_new = True  # whether the keeper has yet to have its first renewal set
     _in_flight = False
     _first = False  # whether its lease is still what was left of a place
     _refusals = 0
     _tail: bytes | None = None
 
-    def __init__(self, keeper: Keeper, resource: wire.Resource, ask: wire.Ask, terms: wire.Terms) -> None:
+    def __init__(self, keeper: Keeper, ask: wire.Ask) -> None:
         self.keeper = keeper
-        self.resource = resource
         self.ask = ask
-        self.terms = terms
 
     def begin(self, granted: wire.Granted, deadline_ms: float, now_ms: float, *, handed_over: bool) -> None:
         """Starts keeping what was granted: at once, or out of the queue by a message."""
         self.fence, self.granted_at_ms, self.expires_at_ms, self.capacity, _ = granted
         self.deadline_ms = deadline_ms
-        self.keeper.keep(self)
-        wait_ms = (deadline_ms - now_ms) / RENEWALS_A_LEASE
         if handed_over:
+            self._first = True
+        self.keeper.keep(self, now_ms)
+
+    def begin_renewing(self, now_ms: float) -> None:
+        """Sets the moment of the first renewal, unless something has set it already."""
+        self.is_new = False
+        if self.due_ms is not None:
+            return
+        left_ms = self.deadline_ms - now_ms
+        wait_ms = left_ms / RENEWALS_A_LEASE
+        if self._first:
             # Its first lease is what was left of the waiter's place: the sooner it is its own the better, but a hold
             # that is soon over need not pay for it. One that is shorter than that rest is set at once.
-            wait_ms = min(wait_ms, 0.0 if self.terms.lease_ms < deadline_ms - now_ms else CLAIM_MS)
-            self._first = True
+            wait_ms = min(wait_ms, 0.0 if self.ask.terms.lease_ms < left_ms else CLAIM_MS)
         self._plan(now_ms, wait_ms)
 
     def end(self) -> None:
@@ -83,7 +90,11 @@ class Lease:
             self.lost, self.why_lost = True, why
             self.keeper.forget(self)
             logger.warning(
-                "resource %r: permit %r (fence %d) is lost: %s", self.resource.name, self.ask.ticket, self.fence, why
+                "resource %r: permit %r (fence %d) is lost: %s",
+                self.ask.resource.name,
+                self.ask.ticket,
+                self.fence,
+                why,
             )
             self.on_loss()
 
@@ -107,19 +118,19 @@ class Lease:
         return self._renew(now_ms)
 
     def _renew(self, now_ms: float) -> bool:
-        link = self.keeper.connection.of(self.resource)
+        link = self.keeper.connection.of(self.ask.resource)
         if not link.ready:
             return False
         tail = self._tail
         if tail is None:
             shorten = int(self._first)
-            tail = wire.pack(self.ask.ticket, self.fence, self.terms.lease_ms, shorten, self.terms.idle_ttl_ms)
+            tail = wire.pack(self.ask.ticket, self.fence, self.ask.terms.lease_ms, shorten, self.ask.terms.idle_ttl_ms)
             self._tail = None if self._first else tail
         self._in_flight = True
         # The first renewal after a hand-off may set an earlier deadline than the place had: count with it at once.
-        self.deadline_ms = min(self.deadline_ms, now_ms + self.terms.lease_ms)
+        self.deadline_ms = min(self.deadline_ms, now_ms + self.ask.terms.lease_ms)
         self.keeper.schedule.at(self.deadline_ms, self)
-        link.send(self.resource, wire.RENEW, tail, partial(self._renewed, now_ms))
+        link.send(self.ask.resource, wire.RENEW, tail, partial(self._renewed, now_ms))
         return True
 
     def _renewed(self, sent_ms: float, reply: Reply) -> None:
@@ -134,18 +145,18 @@ class Lease:
         elif reply[1] == 0:
             self.lose("the server no longer has it: it lapsed, was released by its ticket, or the server lost its data")
         else:
-            self.deadline_ms = sent_ms + self.terms.lease_ms
+            self.deadline_ms = sent_ms + self.ask.terms.lease_ms
             self.expires_at_ms = reply[1]
             self._first, self._refusals = False, 0
-            self._plan(now_ms, self.terms.lease_ms / RENEWALS_A_LEASE - (now_ms - sent_ms))
+            self._plan(now_ms, self.ask.terms.lease_ms / RENEWALS_A_LEASE - (now_ms - sent_ms))
 
     def _refused(self, now_ms: float, fault: wire.Fault) -> None:
         if not self._refusals and not fault.is_seen_to:  # said once
             logger.warning(
                 "resource %r: renewing permit %r failed, and is tried again while its lease lasts: %s",
-                *(self.resource.name, self.ask.ticket, fault.text),
+                *(self.ask.resource.name, self.ask.ticket, fault.text),
             )
-        most_ms = max(fault.retry_ms, min(self.terms.lease_ms / 10, RETRY_MS_MAX))
+        most_ms = max(fault.retry_ms, min(self.ask.terms.lease_ms / 10, RETRY_MS_MAX))
         wait_ms = min(fault.retry_ms * 2 ** min(self._refusals, 10), most_ms)
         self._refusals += not fault.is_seen_to
         self.keeper.schedule.at(min(self.deadline_ms, now_ms + wait_ms), self)
@@ -162,12 +173,17 @@ class Lease:
 
     def _plan(self, now_ms: float, wait_ms: float) -> None:
         """The next renewal, a little scattered: leases taken together are not renewed together for ever."""
-        keeper, lease_ms = self.keeper, self.terms.lease_ms
+        keeper = self.keeper
         at_ms = now_ms + wait_ms * (0.9 + 0.1 * random.random())
         # Renewals of one moment leave together, in one write, and are a fraction of the work that single ones are.
-        step_ms = TOGETHER_MS if lease_ms > TOGETHER_MS * TOGETHER_A_LEASE else lease_ms / TOGETHER_A_LEASE
+        step_ms = step(self.ask.terms.lease_ms)
         at_ms = (at_ms - keeper.phase_ms) // step_ms * step_ms + keeper.phase_ms
         keeper.schedule.at(min(self.deadline_ms, max(now_ms, at_ms)), self)
+
+
+def step(lease_ms: float) -> float:
+    """How far apart, in ms, the moments are at which leases of that length are renewed."""
+    return min(TOGETHER_MS, lease_ms / TOGETHER_A_LEASE)
 
 
 class Leaving:
@@ -187,18 +203,14 @@ class Leaving:
     def __init__(  # noqa: PLR0917  by position, as one is made for every pair
         self,
         keeper: Keeper,
-        resource: wire.Resource,
         ask: wire.Ask,
-        terms: wire.Terms,
         fence: int | None,
         until_ms: float,
         unsure: bool,
         done: asyncio.Future[Released] | None = None,
     ) -> None:
         self.keeper = keeper
-        self.resource = resource
-        self.terms = terms
-        self._ask = ask
+        self.ask = ask
         self._fence = fence
         self._until_ms = until_ms
         self._unsure = unsure
@@ -215,14 +227,14 @@ class Leaving:
             return False
         if self._in_flight:
             return False
-        link = self.keeper.connection.of(self.resource)
+        link = self.keeper.connection.of(self.ask.resource)
         if not link.ready:
             self._delayed()
             return False
-        tombstone_ms = self.terms.lease_ms if self._unsure else 0
-        tail = wire.release_tail(self._ask, self._fence, tombstone_ms, self.terms.idle_ttl_ms)
+        tombstone_ms = self.ask.terms.lease_ms if self._unsure else 0
+        tail = wire.release_tail(self.ask, self._fence, tombstone_ms)
         self._in_flight = True
-        link.send(self.resource, wire.RELEASE, tail, self._answered)
+        link.send(self.ask.resource, wire.RELEASE, tail, self._answered)
         return True
 
     def _answered(self, reply: Reply) -> None:
@@ -235,7 +247,7 @@ class Leaving:
             self._refused(reply)
         else:
             if reply[2]:
-                self.keeper.follow_up(self.resource, self.terms)
+                self.keeper.follow_up(self.ask.resource, self.ask.terms)
             # Nothing left to take out means that a copy without an answer did it, as far as can be known.
             self._finish(reply[1] == 1 or self._unanswered)
 
@@ -252,9 +264,9 @@ class Leaving:
         if fault.passes:
             self._delayed()
         else:
-            self._tell(fault.error(self.resource.name, self._ask.ticket))
+            self._tell(fault.error(self.ask.resource.name, self.ask.ticket))
         if not self._refusals and not fault.is_seen_to:  # said once
-            logger.warning("resource %r: releasing %r failed: %s", self.resource.name, self._ask.ticket, fault.text)
+            logger.warning("resource %r: releasing %r failed: %s", self.ask.resource.name, self.ask.ticket, fault.text)
         wait_ms = min(fault.retry_ms * 2 ** min(self._refusals, 10), RETRY_MS_MAX)
         self._refusals += not fault.is_seen_to
         self.keeper.schedule.at(clock.now_ms() + wait_ms, self)
@@ -274,6 +286,8 @@ class Leaving:
 class Keeper:
     """All leases of a client, and all tickets on their way out."""
 
+    due_ms: float | None = None
+
     def __init__(self, connection: Route) -> None:
         self.connection = connection
         self.schedule = Schedule(self)
@@ -286,11 +300,11 @@ class Keeper:
     def on_ready(self, reached: Reached = everything) -> None:
         """The connection is back: what must not be forgotten goes first, then the leases, most urgent ones soonest."""
         for leaving in list(self.leaving):
-            if reached(leaving.resource):
+            if reached(leaving.ask.resource):
                 leaving.turn(clock.now_ms())
         now_ms = clock.now_ms()
-        for lease in [lease for lease in self.leases.values() if reached(lease.resource)]:
-            within = max(0.0, min(lease.deadline_ms - now_ms, lease.terms.lease_ms)) / 10
+        for lease in [lease for lease in self.leases.values() if reached(lease.ask.resource)]:
+            within = max(0.0, min(lease.deadline_ms - now_ms, lease.ask.terms.lease_ms)) / 10
             self.schedule.at(now_ms + random.uniform(0, within), lease)
 
     def stalled(self, now_ms: float) -> None:
@@ -298,16 +312,30 @@ class Keeper:
         for lease in list(self.leases.values()):
             lease.check_deadline(now_ms)
 
-    def keep(self, lease: Lease) -> None:
+    def keep(self, lease: Lease, now_ms: float) -> None:
         """Keeps the lease from now on."""
+        lease_ms = lease.ask.terms.lease_ms
         self.leases[lease.ask.request] = lease
-        if lease.terms.lease_ms < PATIENCE_MS[1] * RENEWALS_A_LEASE:
-            self.connection.look_sooner(lease.terms.lease_ms / RENEWALS_A_LEASE)
+        if lease_ms < PATIENCE_MS[1] * RENEWALS_A_LEASE:
+            self.connection.look_sooner(lease_ms / RENEWALS_A_LEASE)
+        # Most leases are over before they need a renewal: its moment is set a little later, for those that still last.
+        left_ms = lease.deadline_ms - now_ms
+        due_ms = now_ms + step(min(lease_ms, left_ms)) if left_ms > 0 else now_ms
+        if self.due_ms is None or due_ms < self.due_ms:
+            self.schedule.at(due_ms, self)
+
+    def turn(self, now_ms: float) -> bool:
+        """Has the first renewals set of the leases kept since the last time; they are the last of all."""
+        for lease in reversed(self.leases.values()):
+            if not lease.is_new:
+                break
+            lease.begin_renewing(now_ms)
+        return False
 
     def shortest_ms(self) -> float:
         """How soon a half-open connection has to be noticed for the shortest lease to be renewed in time."""
-        kept_ms = min((lease.terms.lease_ms for lease in self.leases.values()), default=math.inf)
-        leaving_ms = min((leaving.terms.lease_ms for leaving in self.leaving), default=math.inf)
+        kept_ms = min((lease.ask.terms.lease_ms for lease in self.leases.values()), default=math.inf)
+        leaving_ms = min((leaving.ask.terms.lease_ms for leaving in self.leaving), default=math.inf)
         return min(kept_ms, leaving_ms) / RENEWALS_A_LEASE
 
     def forget(self, lease: Lease) -> None:
@@ -318,9 +346,9 @@ class Keeper:
 
     def give_back(self, lease: Lease, done: asyncio.Future[Released] | None = None) -> None:
         """Releases what the lease is of, in the background if need be, while it lasts."""
-        now_ms, terms = clock.now_ms(), lease.terms
-        until_ms = max(lease.deadline_ms, now_ms) + terms.lease_ms
-        Leaving(self, lease.resource, lease.ask, terms, lease.fence, until_ms, lease.unsure, done).start(now_ms)
+        now_ms = clock.now_ms()
+        until_ms = max(lease.deadline_ms, now_ms) + lease.ask.terms.lease_ms
+        Leaving(self, lease.ask, lease.fence, until_ms, lease.unsure, done).start(now_ms)
 
     def follow_up(self, resource: wire.Resource, terms: wire.Terms) -> None:
         """A call ended with its batch and not with its work: goes on until that is done."""

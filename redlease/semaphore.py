@@ -30,7 +30,6 @@ class Wish(NamedTuple):
 
     ticket: str | None
     weight: int
-    label: str
     terms: wire.Terms
     metadata: dict[str, str]
     timeout_ms: int | None
@@ -39,8 +38,7 @@ class Wish(NamedTuple):
     @classmethod
     def usual(cls, terms: wire.Terms) -> Wish:
         """What a primitive asks for when nothing is said."""
-        label = wire.label(terms.owner, {})
-        return cls(None, 1, label, terms, {}, None, wire.pack_terms(terms, 1, label))
+        return cls(None, 1, terms, {}, None, wire.pack_terms(terms, 1, wire.label(terms.owner, {})))
 
 
 class Semaphore:
@@ -158,7 +156,7 @@ class Semaphore:
         # A repeated call is the same request, so that it gets what one without an answer may have got.
         key = (self._resource.state_key, permit.ticket, permit.fence)
         request = self._room.adopting.setdefault(key, self._room.new_request())
-        ask = wire.Ask(permit.ticket, request, permit.weight, written)
+        ask = wire.Ask(self._resource, terms, permit.ticket, request, permit.weight)
         try:
             answer = await self._connection.call(
                 *(self._resource, wire.ADOPT, ask.ticket, permit.fence, ask.request, self._room.new_name()),
@@ -173,7 +171,7 @@ class Semaphore:
             raise
         fence, granted_at_ms, expires_at_ms, _, capacity = answer.values
         granted = wire.Granted(fence, granted_at_ms, expires_at_ms, capacity)
-        hold = Hold(self._room.keeper, self._resource, ask, terms, dict(permit.metadata), forget_ticket)
+        hold = Hold(self._room.keeper, ask, dict(permit.metadata), forget_ticket)
         return self._begin(hold, granted, answer.sent_ms + terms.lease_ms, on_lost, max_hold_ms)
 
     # Permits
@@ -213,11 +211,10 @@ class Semaphore:
         now_ms = clock.now_ms()
         request, until_ms = self._room.unsure.pop((self._resource.state_key, permit.ticket), ("", 0.0))
         self._connection.start()
-        leaving = Leaving(
-            *(self._room.keeper, self._resource, wire.Ask(permit.ticket, request, permit.weight, "")),
-            *(self._terms._replace(lease_ms=permit.lease_ms), permit.fence, now_ms + permit.lease_ms),
-            *(now_ms < until_ms, future),
-        )
+        terms = self._terms._replace(lease_ms=permit.lease_ms)
+        ask = wire.Ask(self._resource, terms, permit.ticket, request, permit.weight)
+        until_lapsed_ms, unsure = now_ms + permit.lease_ms, now_ms < until_ms
+        leaving = Leaving(self._room.keeper, ask, permit.fence, until_lapsed_ms, unsure, future)
         leaving.patience_ms = LIMIT_MS
         leaving.start(now_ms)
         released = await future
@@ -348,36 +345,34 @@ class Semaphore:
         timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
         if weight != 1 or type(weight) is not int:
             limits.checked_count("weight", weight)
-        _, _, label, terms, _, _, _ = self._usual
+        terms = self._terms
         metadata = limits.checked_metadata(metadata)
         if owner is not None:
             terms = terms._replace(owner=limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX))
-        if owner is not None or metadata:
-            label = wire.label(terms.owner, metadata)
         if ticket is not None:
             limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
-        packed = wire.pack_terms(terms, weight, label, queue=timeout_ms != 0)
-        return Wish(ticket, weight, label, terms, metadata, timeout_ms, packed)
+        packed = wire.pack_terms(terms, weight, wire.label(terms.owner, metadata), queue=timeout_ms != 0)
+        return Wish(ticket, weight, terms, metadata, timeout_ms, packed)
 
     def _ask(self, wish: Wish) -> tuple[wire.Ask, Callable[[], None] | None]:
         """The wish as a request, and what ends the use of its ticket in this client."""
         request = self._room.new_request()
         if wish.ticket is None:
-            return wire.Ask(request, request, wish.weight, wish.label), None
+            return wire.Ask(self._resource, wish.terms, request, request, wish.weight, wish.packed), None
         forget_ticket = self._room.claim_ticket(self._resource, wish.ticket)
-        return wire.Ask(wish.ticket, request, wish.weight, wish.label), forget_ticket
+        return wire.Ask(self._resource, wish.terms, wish.ticket, request, wish.weight, wish.packed), forget_ticket
 
     async def _acquire_hold(self, wish: Wish, on_lost: OnLost, max_hold_ms: int | None) -> Hold:
         ask, forget_ticket = self._ask(wish)
         try:
-            waiting, granted = await self._obtain(ask, wish, claim=False)
+            waiting, granted = await self._obtain(ask, wish.timeout_ms, claim=False)
             if granted is None:
                 raise self._timed_out(wish)
         except BaseException:
             if forget_ticket is not None:
                 forget_ticket()
             raise
-        hold = Hold(self._room.keeper, self._resource, ask, wish.terms, wish.metadata, forget_ticket)
+        hold = Hold(self._room.keeper, ask, wish.metadata, forget_ticket)
         hold.unsure = waiting.unsure
         is_handed_over = waiting.is_handed_over
         return self._begin(hold, granted, waiting.deadline_ms, on_lost, max_hold_ms, is_handed_over=is_handed_over)
@@ -402,7 +397,7 @@ class Semaphore:
     async def _acquire_permit(self, wish: Wish) -> Permit | None:
         ask, forget_ticket = self._ask(wish)
         try:
-            waiting, granted = await self._obtain(ask, wish, claim=True)
+            waiting, granted = await self._obtain(ask, wish.timeout_ms, claim=True)
         finally:
             if forget_ticket is not None:
                 forget_ticket()
@@ -422,10 +417,12 @@ class Semaphore:
             del unsure[key]
         unsure[self._resource.state_key, ask.ticket] = (ask.request, now_ms + max(self._terms.lease_ms, LIMIT_MS))
 
-    async def _obtain(self, ask: wire.Ask, wish: Wish, *, claim: bool) -> tuple[Waiting, wire.Granted | None]:
+    async def _obtain(
+        self, ask: wire.Ask, timeout_ms: int | None, *, claim: bool
+    ) -> tuple[Waiting, wire.Granted | None]:
         """Asks and waits. Whatever ends this but an outcome gives back what the request has or may yet get."""
-        waiting = self._room.enter(self._resource, ask, wish.terms, wish.packed, claim=claim)
-        timeout_ms, timer = wish.timeout_ms, None
+        waiting = self._room.enter(ask, claim=claim)
+        timer = None
         if timeout_ms == 0:
             timer = asyncio.get_running_loop().call_later(LIMIT_MS / 1000, self._unreached, waiting)
         elif timeout_ms is not None:

@@ -45,34 +45,29 @@ class Waiting:
     on_queued: Callable[[wire.Queued], None] | None = None
     _asked_from = ""
 
-    def __init__(  # noqa: PLR0917  by position, as one is made for every pair
+    def __init__(
         self,
         room: Room,
-        resource: wire.Resource,
         ask: wire.Ask,
-        terms: wire.Terms,
-        packed_terms: bytes,
         future: asyncio.Future[wire.Granted | None],
         claim: bool,
     ) -> None:
         self.room = room
-        self.resource = resource
         self.ask = ask
-        self.terms = terms
         self.future = future
-        self._packed_terms = packed_terms
         self._claim = claim
 
     def turn(self, now_ms: float) -> bool:
         """Asks, or asks again: the same request finds its permit or its place."""
-        room, resource = self.room, self.resource
+        room, ask = self.room, self.ask
+        resource = ask.resource
         link = room.connection.of(resource)
         if self.future.done() or not link.ready:
             return False
         place = room.places.get(resource.state_key)
         self._asked_from = asked_from = room.name if place is None else place.name
         self.sent = True
-        tail = wire.acquire_tail(self.ask, asked_from, self._packed_terms)
+        tail = wire.acquire_tail(ask, asked_from)
         link.send(resource, wire.ACQUIRE, tail, partial(self._answered, now_ms, asked_from))
         return True
 
@@ -86,7 +81,7 @@ class Waiting:
             if reply.passes:
                 self._again(reply.retry_ms)
             else:
-                self.future.set_exception(reply.error(self.resource.name, self.ask.ticket))
+                self.future.set_exception(reply.error(self.ask.resource.name, self.ask.ticket))
         else:
             self._read(sent_ms, asked_from, reply[1], reply[2:])
 
@@ -94,13 +89,13 @@ class Waiting:
         if status == Status.GRANTED:
             granted = wire.Granted(*values)
             if granted.was_declared:
-                self.room.declared(self.resource, self.terms, granted.was_declared)
-            self.deadline_ms = sent_ms + self.terms.lease_ms
+                self.room.declared(self.ask.resource, self.ask.terms, granted.was_declared)
+            self.deadline_ms = sent_ms + self.ask.terms.lease_ms
             self.future.set_result(granted)
         elif status == Status.QUEUED:
             self._queued(sent_ms, asked_from, wire.Queued(*values))
         elif status == Status.LAPSED:
-            self.room.lapsed(self.resource, asked_from)
+            self.room.lapsed(self.ask.resource, asked_from)
             self._again(0)
         elif status in (Status.BUSY, Status.FULL) and values[-1]:
             self._again(0)  # the call ended with its batch of dead waiters, not with the last of them
@@ -112,14 +107,14 @@ class Waiting:
     def _queued(self, sent_ms: float, asked_from: str, queued: wire.Queued) -> None:
         room = self.room
         if queued.was_declared:
-            room.declared(self.resource, self.terms, queued.was_declared)
+            room.declared(self.ask.resource, self.ask.terms, queued.was_declared)
         if queued.more:
-            room.keeper.follow_up(self.resource, self.terms)
-        self.place = place = room.place_on(self.resource)
+            room.keeper.follow_up(self.ask.resource, self.ask.terms)
+        self.place = place = room.place_on(self.ask.resource)
         place.waiters[self.ask.request] = self
         if asked_from == place.name:
             self.sequence = queued.sequence
-            place.queued(sent_ms, self.terms.waiter_lease_ms, queued)
+            place.queued(sent_ms, self.ask.terms.waiter_lease_ms, queued)
         else:  # it has another name by now, and only that one is kept
             self._again(0)
         if self.on_queued is not None:
@@ -138,11 +133,11 @@ class Waiting:
         self.room.keeper.schedule.at(clock.now_ms() + wait_ms, self)
 
     def _refusal(self, status: int, values: list[int]) -> Exception:
-        name, ticket = self.resource.name, self.ask.ticket
+        name, ticket = self.ask.resource.name, self.ask.ticket
         if status == Status.FULL:
             return QueueFull(
-                f"resource {name!r}: {values[0]} requests wait already and max_waiters is {self.terms.max_waiters}; "
-                "this one was not queued. Try again later",
+                f"resource {name!r}: {values[0]} requests wait already and max_waiters is "
+                f"{self.ask.terms.max_waiters}; this one was not queued. Try again later",
                 resource=name,
                 ticket=ticket,
             )
@@ -158,7 +153,7 @@ class Waiting:
     def resized(self, capacity: int) -> None:
         """The resource has this capacity now: one that can never fit is told."""
         if self.ask.weight > capacity:
-            self.fail(misfit(self.resource.name, self.ask, capacity))
+            self.fail(misfit(self.ask.resource.name, self.ask, capacity))
 
     def fail(self, error: Exception) -> None:
         """It will not be granted."""
@@ -167,9 +162,9 @@ class Waiting:
 
     def time_out(self, timeout_ms: float) -> None:
         """The caller's time is over."""
-        name, ticket = self.resource.name, self.ask.ticket
+        name, ticket = self.ask.resource.name, self.ask.ticket
         connection = self.room.connection
-        if not connection.of(self.resource).ready:
+        if not connection.of(self.ask.resource).ready:
             why = str(connection.unavailable())
         elif self.sequence is None:
             why = "the server has not answered"
@@ -250,7 +245,7 @@ class Place:
         if self._beating or not link.ready:
             return False
         self._beating = True
-        tail = wire.pack(self.name, self._lease_ms, first.ask.ticket, first.terms.idle_ttl_ms)
+        tail = wire.pack(self.name, self._lease_ms, first.ask.ticket, first.ask.terms.idle_ttl_ms)
         link.send(self.resource, wire.BEAT, tail, partial(self._beaten, now_ms, self.name, self._lease_ms, first))
         return True
 
@@ -272,7 +267,7 @@ class Place:
             beaten = wire.Beaten(*reply[2:])
             schedule.at(self._confirm(sent_ms, lease_ms, beaten.ahead, beaten.soonest_ms), self)
             if beaten.more:
-                self.room.keeper.follow_up(self.resource, first.terms)
+                self.room.keeper.follow_up(self.resource, first.ask.terms)
             for waiting in list(self.waiters.values()):
                 waiting.resized(beaten.capacity)
 
@@ -343,14 +338,12 @@ class Room:
         self._tickets.add(key)
         return lambda: self._tickets.discard(key)
 
-    def enter(
-        self, resource: wire.Resource, ask: wire.Ask, terms: wire.Terms, packed_terms: bytes, *, claim: bool
-    ) -> Waiting:
+    def enter(self, ask: wire.Ask, *, claim: bool) -> Waiting:
         """Begins a request, whose outcome is `future` of what it returns."""
         future: asyncio.Future[wire.Granted | None] = self.connection.start().create_future()
-        waiting = Waiting(self, resource, ask, terms, packed_terms, future, claim)
+        waiting = Waiting(self, ask, future, claim)
         self.waitings[ask.request] = waiting
-        if not waiting.turn(clock.now_ms()) and (refusal := self.connection.of(resource).refusal) is not None:
+        if not waiting.turn(clock.now_ms()) and (refusal := self.connection.of(ask.resource).refusal) is not None:
             waiting.fail(refusal)
         return waiting
 
@@ -394,18 +387,15 @@ class Room:
         elif not waiting.future.cancelled():
             waiting.future.exception()  # seen
         if waiting.sent:
-            Leaving(
-                *(self.keeper, waiting.resource, waiting.ask, waiting.terms),
-                *(None, math.inf, waiting.unsure),
-            ).start(clock.now_ms())
+            Leaving(self.keeper, waiting.ask, None, math.inf, waiting.unsure).start(clock.now_ms())
 
     def on_ready(self, reached: Reached = everything) -> None:
         """The connection is back, or the server refuses this client: those without a place ask, and places beat."""
         for event in self.watchers:
             event.set()
         schedule, now_ms = self.keeper.schedule, clock.now_ms()
-        for waiting in [waiting for waiting in self.waitings.values() if reached(waiting.resource)]:
-            refusal = self.connection.of(waiting.resource).refusal
+        for waiting in [waiting for waiting in self.waitings.values() if reached(waiting.ask.resource)]:
+            refusal = self.connection.of(waiting.ask.resource).refusal
             if refusal is not None:
                 waiting.fail(refusal)
             elif waiting.sequence is None:
@@ -428,14 +418,14 @@ class Room:
         if message.kind == "g":
             waiting.handed_over(wire.Granted(*message.numbers))
         elif message.kind == "m":
-            waiting.fail(misfit(waiting.resource.name, waiting.ask, *message.numbers))
+            waiting.fail(misfit(waiting.ask.resource.name, waiting.ask, *message.numbers))
         elif message.kind == "x":
-            waiting.fail(withdrawn(waiting.resource.name, waiting.ask.ticket))
+            waiting.fail(withdrawn(waiting.ask.resource.name, waiting.ask.ticket))
 
     def _about_all(self, state_key: bytes, message: wire.Message) -> None:
         place = self.places.get(state_key)
         if message.kind == "c":  # may come before the reply that somebody is queued
-            for waiting in [each for each in self.waitings.values() if each.resource.state_key == state_key]:
+            for waiting in [each for each in self.waitings.values() if each.ask.resource.state_key == state_key]:
                 waiting.resized(*message.numbers)
         elif place is not None:
             self.keeper.schedule.at(clock.now_ms(), place)
@@ -453,4 +443,4 @@ class Room:
     def close(self, error: Callable[[str, str], RedleaseError]) -> None:
         """Ends every request with an error."""
         for waiting in list(self.waitings.values()):
-            waiting.fail(error(waiting.resource.name, waiting.ask.ticket))
+            waiting.fail(error(waiting.ask.resource.name, waiting.ask.ticket))

@@ -157,16 +157,19 @@ class Terms(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """One acquire request in the terms of its primitive.
+    """One acquire request, from its first call until its permit is given back.
 
     `request` tells the copies of one request from a later request with the same ticket. `arrival` is the sequence that
-    the request once had in the queue and takes again, should it have to queue anew; 0: it comes last.
+    the request once had in the queue and takes again, should it have to queue anew; 0: it comes last. `packed_terms` is
+    what `pack_terms` made of its other parameters; empty where it is never sent.
     """
 
+    resource: Resource
+    terms: Terms
     ticket: str
     request: str
-    weight: int
-    label: str
+    weight: int = 1
+    packed_terms: bytes = b""
     arrival: int = 0
 
 
@@ -180,11 +183,11 @@ def _plain_label(owner: str) -> str:
     return json.dumps([owner, {}], separators=(",", ":"), ensure_ascii=False)
 
 
-def acquire_tail(ask: Ask, place: str, terms: bytes) -> bytes:
-    """The arguments of an acquire; `terms` is what `pack_terms` made of its other parameters."""
+def acquire_tail(ask: Ask, place: str) -> bytes:
+    """The arguments of an acquire from that place."""
     request = bulk(ask.request)
     ticket = request if ask.ticket is ask.request else bulk(ask.ticket)
-    return b"%b%b%b%b" % (ticket, request, _place_and_arrival(place, ask.arrival), terms)
+    return b"%b%b%b%b" % (ticket, request, _place_and_arrival(place, ask.arrival), ask.packed_terms)
 
 
 @lru_cache(maxsize=256)
@@ -200,12 +203,18 @@ def pack_terms(terms: Terms, weight: int, written: str, *, queue: bool = True) -
     return pack(weight, terms.lease_ms, terms.capacity, waiter_lease_ms, most, terms.idle_ttl_ms, written)
 
 
-def release_tail(ask: Ask, fence: int | None, tombstone_ms: int, idle_ttl_ms: int) -> bytes:
+def release_tail(ask: Ask, fence: int | None, tombstone_ms: int) -> bytes:
     """The arguments of a release by the client that has the ticket; no fence: whatever its request has."""
     request = bulk(ask.request)
     ticket = request if ask.ticket is ask.request else bulk(ask.ticket)
     digits = b"" if fence is None else b"%d" % fence
-    return b"%b$%d\r\n%b\r\n%b%b" % (ticket, len(digits), digits, request, _release_tail(tombstone_ms, idle_ttl_ms))
+    return b"%b$%d\r\n%b\r\n%b%b" % (
+        ticket,
+        len(digits),
+        digits,
+        request,
+        _release_tail(tombstone_ms, ask.terms.idle_ttl_ms),
+    )
 
 
 @lru_cache(maxsize=256)

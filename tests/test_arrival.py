@@ -24,10 +24,11 @@ def ask(
     most: int | None = None,
 ) -> Waiting:
     """Begin a request with a given arrival, as a relay does."""
-    request = wire.Ask(ticket, f"request-of-{ticket}-{arrival}", weight, wire.label("o", {}), arrival)
     terms = wire.Terms("o", capacity=capacity, max_waiters=most)
-    packed_terms = wire.pack_terms(terms, weight, request.label)
-    return client.room.enter(pool._resource, request, terms, packed_terms, claim=True)
+    packed_terms = wire.pack_terms(terms, weight, wire.label("o", {}))
+    request = f"request-of-{ticket}-{arrival}"
+    wanted = wire.Ask(pool._resource, terms, ticket, request, weight, packed_terms, arrival)
+    return client.room.enter(wanted, claim=True)
 
 
 async def queued(waiting: Waiting) -> int:

@@ -64,8 +64,9 @@ def test_a_call_is_one_frame(name: str, ticket: str, written: str, weight: int) 
     """A script's head, tag and tail make one frame with as many words as the head announces."""
     terms = wire.Terms("o", lease_ms=1000, capacity=3)
     packed_terms = wire.pack_terms(terms, weight, written)
-    tail = wire.acquire_tail(wire.Ask(ticket, "1-1", weight, written), "c|1", packed_terms)
-    head = wire.ACQUIRE.head + wire.Resource("p", name).packed_keys
+    ask = wire.Ask(wire.Resource("p", name), terms, ticket, "1-1", weight, packed_terms)
+    tail = wire.acquire_tail(ask, "c|1")
+    head = wire.ACQUIRE.head + ask.resource.packed_keys
     frame = head + b"$4\r\n0001\r\n" + tail
     assert Framer().feed(frame + b"*0\r\n") == [frame, b"*0\r\n"]
 

@@ -281,13 +281,11 @@ class Relay:
     ) -> Released:
         """Takes a ticket out, so that no late copy of its request can bring it back."""
         future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
-        ask = wire.Ask(watch.ticket, watch.request, watch.weight, "")
+        ask = wire.Ask(resource, self.terms(watch), watch.ticket, watch.request, watch.weight)
         now_ms = clock.now_ms()
         until_ms = now_ms + watch.terms.lease_ms if until_ms is None else until_ms
         unsure = True
-        leaving = Leaving(
-            *(self.room.keeper, resource, ask, self.terms(watch), watch.fence or None, until_ms, unsure, future)
-        )
+        leaving = Leaving(self.room.keeper, ask, watch.fence or None, until_ms, unsure, future)
         leaving.patience_ms = patience_ms
         leaving.start(now_ms)
         return await future

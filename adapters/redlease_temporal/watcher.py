@@ -199,10 +199,13 @@ class Watcher:
     async def _queue(self) -> None:
         """Waits in the queue."""
         watch = self.watch
-        ask = wire.Ask(watch.ticket, watch.request, watch.weight, watch.label, watch.arrival)
         room, terms = self._relay.room, self._relay.terms(watch)
         packed_terms = wire.pack_terms(terms, watch.weight, watch.label)
-        waiting = room.enter(self._resource, ask, terms, packed_terms, claim=True)
+        ask = wire.Ask(
+            *(self._resource, terms, watch.ticket, watch.request, watch.weight, packed_terms),
+            arrival=watch.arrival,
+        )
+        waiting = room.enter(ask, claim=True)
         waiting.on_queued = lambda queued: self._queued(waiting, queued)
         try:
             granted = await waiting.future
