@@ -319,8 +319,7 @@ class Keeper:
         if lease_ms < PATIENCE_MS[1] * RENEWALS_A_LEASE:
             self.connection.look_sooner(lease_ms / RENEWALS_A_LEASE)
         # Most leases are over before they need a renewal: its moment is set a little later, for those that still last.
-        left_ms = lease.deadline_ms - now_ms
-        due_ms = now_ms + step(min(lease_ms, left_ms)) if left_ms > 0 else now_ms
+        due_ms = now_ms + step(min(lease_ms, lease.deadline_ms - now_ms))
         if self.due_ms is None or due_ms < self.due_ms:
             self.schedule.at(due_ms, self)
 

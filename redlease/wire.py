@@ -266,11 +266,9 @@ class Message(NamedTuple):
 
 def read_message(payload: bytes) -> Message:
     """The message in a payload; raises ValueError for what no script of this library writes."""
-    kind, rest = payload.decode().split(" ", 1)
+    kind, about, *numbers = payload.decode().split(" ")
     if kind in "cl":  # the key comes last, as a name may have spaces
-        number, about = rest.split(" ", 1)
-        return Message(kind, about, (int(number),))
-    about, *numbers = rest.split(" ")
+        return Message(kind, " ".join(numbers), (int(about),))
     return Message(kind, about, tuple(map(int, numbers)))
 
 
