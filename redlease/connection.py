@@ -108,8 +108,8 @@ class Connection(Route):
         if self._watchdog is None:
             self._heard_at = loop.time()
             self._watch(loop)
-        # asyncio's own loops show what else is to run in this turn: with nothing there is no other call to come.
-        if getattr(loop, "_ready", True):
+        # A caller that is alone is spared the end of its turn; asyncio's own loops show what else is to run in it.
+        if len(self._pending) > 1 or getattr(loop, "_ready", True):
             self._enough = 2
             loop.call_soon(self._end_turn)
 
