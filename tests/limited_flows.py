@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -98,6 +99,25 @@ class Parent(Told):
             await handle.signal(OneEach.proceed)
             outcomes.append(await handle)
         return outcomes
+
+
+@workflow.defn
+class Hasty:
+    """A workflow that gives the start of a limited child up when it has hardly begun."""
+
+    @workflow.run
+    async def run(self, turns: int) -> str:
+        """Return how that ended."""
+        child_id = f"{workflow.info().workflow_id}-child"
+        start = asyncio.create_task(workflow.start_child_workflow(OneEach.run, Job(customer="hasty"), id=child_id))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        start.cancel()
+        try:
+            await start
+        except asyncio.CancelledError:
+            return "given up"
+        return "started"
 
 
 AGAIN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_attempts=3)

@@ -6,6 +6,7 @@ was started otherwise fails at once. A place is held for the workflow ID until i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,6 +19,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 import redlease
 from redlease import limits
 
+from .backend import raise_if_cancelled
 from .errors import misuse
 from .hold import to_its_end
 from .run import current
@@ -176,25 +178,28 @@ async def admit(rule: Rule, args: Sequence[Any]) -> None:
     """Takes the place of the run that this is; raises when there is none."""
     info = workflow.info()
     entry = replace(wanted(rule, info.workflow_id, args), chain=info.first_execution_run_id)
-    await _place(ADMIT, entry)
+    if not await _has_place(ADMIT, entry):
+        raise entry.refusal()
 
 
 async def start_within(entry: Entry, start: Callable[[], Any]) -> Any:
     """Starts a child in a place that is taken before; raises when there is none."""
-    await _place(RESERVE, entry)
     try:
-        return await start()
-    except Exception:
+        if await _has_place(RESERVE, entry):
+            return await start()
+    except (Exception, asyncio.CancelledError):
         await to_its_end(_forgo(entry))
         raise
+    raise entry.refusal()
 
 
-async def _place(how: str, entry: Entry) -> None:
-    """Takes a place, however long that takes to be answered; raises when there is none."""
+async def _has_place(how: str, entry: Entry) -> bool:
+    """Takes a place, however long that takes to be answered; whether there was one."""
     try:
-        taken = await _local(how, entry, bool)
-    except (ActivityError, ApplicationError):
-        taken = await workflow.execute_activity(
+        return await _local(how, entry, bool)
+    except ActivityError as error:
+        raise_if_cancelled(error)
+        taken: bool = await workflow.execute_activity(
             LATER[how],
             entry,
             result_type=bool,
@@ -203,14 +208,13 @@ async def _place(how: str, entry: Entry) -> None:
             retry_policy=OFTEN,
             summary=f"a place among {entry.limit}",
         )
-    if not taken:
-        raise entry.refusal()
+        return taken
 
 
 async def _forgo(entry: Entry) -> None:
     try:
         await _local(FORGO, entry, bool)
-    except (ActivityError, ApplicationError):
+    except ActivityError:
         workflow.logger.warning("the place of a child that was not started is free when its lease has ended")
 
 

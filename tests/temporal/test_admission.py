@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from limited_flows import AGAIN, Job, OneEach, Parent, Two
+from limited_flows import AGAIN, Hasty, Job, OneEach, Parent, Two
 from temporal_tools import WIDE, Place, after_refusals, names_of, reset, tasks_that_failed
 from temporalio.client import (
     Client,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from temporal.conftest import StartWorkerProcess
     from temporal_server import TemporalServer
 
-WORKFLOWS = [Two, OneEach, Parent]
+WORKFLOWS = [Two, OneEach, Parent, Hasty]
 FREE_WITHIN = 3.0
 
 
@@ -191,6 +191,19 @@ async def test_children(client: Client, place: Place) -> None:
     assert await parent.result() == ["started", "OneEach child 1", "OneEach child 1", "child"]
     assert (await names_of(parent)).count("START_CHILD_WORKFLOW_EXECUTION_INITIATED") == 1
     assert not await tasks_that_failed(parent)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 5])
+async def test_the_start_of_a_child_is_given_up(client: Client, place: Place, turns: int) -> None:
+    """A start that is cancelled while its place is taken ends as cancelled: no child runs, and the place is free."""
+    hasty = await client.start_workflow(Hasty.run, turns, id=place.task_queue, task_queue=place.task_queue)
+    assert await hasty.result() == "given up"
+    assert "START_CHILD_WORKFLOW_EXECUTION_INITIATED" not in await names_of(hasty)
+    assert not await tasks_that_failed(hasty)
+    other = await client.start_workflow(
+        OneEach.run, Job(customer="hasty"), id=f"{place.task_queue}-other", task_queue=place.task_queue
+    )
+    await end(other)
 
 
 async def is_running(client: Client, workflow_id: str) -> bool:
