@@ -16,6 +16,7 @@ import random
 import ssl
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from redis import exceptions
@@ -74,7 +75,7 @@ class Connection(Route):
         self._lost: asyncio.Event = asyncio.Event()
         self._refusal: RedleaseError | None = None
         self.trouble = "it has not been reached yet"
-        self._heard_at = 0.0
+        self._heard_at = 0.0  # by `monotonic`
         self._patience_ms = PATIENCE_MS[1]  # that of the watchdog which is set now
         self._watchdog: asyncio.TimerHandle | None = None
         self._probed = False
@@ -106,7 +107,7 @@ class Connection(Route):
     def _begin_turn(self) -> None:
         loop = asyncio.get_running_loop()
         if self._watchdog is None:
-            self._heard_at = loop.time()
+            self._heard_at = monotonic()
             self._watch(loop)
         # A caller that is alone is spared the end of its turn; asyncio's own loops show what else is to run in it.
         if len(self._pending) > 1 or getattr(loop, "_ready", True):
@@ -189,7 +190,7 @@ class Connection(Route):
     # What comes in (the driver calls these)
 
     def on_data(self) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._heard_at = monotonic()
 
     def on_reply(self, reply: Any) -> None:
         if not self._pending:
@@ -273,8 +274,8 @@ class Connection(Route):
             return
         late = loop.time() - due
         if late > self.patience_ms / 4000:  # the loop stood still: what came meanwhile has not been read yet
-            self._heard_at = loop.time()
-        if loop.time() - self._heard_at > self.patience_ms / 1000:
+            self._heard_at = monotonic()
+        if monotonic() - self._heard_at > self.patience_ms / 1000:
             self._abort(f"no answer for {self.patience_ms / 1000:g} s")
         else:
             self._watch(loop)

@@ -128,10 +128,10 @@ class Resource:
     def __init__(self, prefix: str, name: str) -> None:
         checked_text("resource name", name, NAME_BYTES_MAX)
         base = f"{prefix}:{{{escape(name)}}}:".encode()
-        keys = [base + part for part in self.PARTS]
+        size = len(base)
         self.name = name
-        self.state_key = keys[0]
-        self.packed_keys = b"".join([b"$%d\r\n%b\r\n" % (len(key), key) for key in keys])
+        self.state_key = base + self.PARTS[0]
+        self.packed_keys = b"".join([b"$%d\r\n%b%b\r\n" % (size + len(part), base, part) for part in self.PARTS])
 
     @property
     def keys(self) -> list[str]:
