@@ -66,8 +66,9 @@ class Connection(Route):
         self._listeners: dict[bytes, list[Callable[[bytes], None]]] = {channel.encode(): [on_message]}
         self._driver: Driver | None = None
         # Calls without a reply, in the order sent: the tag that its reply must carry (None: not a script; "": a
-        # subscription, whose answer is a push), and who is told.
-        self._pending: deque[tuple[bytes | None, OnReply]] = deque()
+        # subscription, whose answer is a push), who is told, and whether that may wait for what came with the reply.
+        self._pending: deque[tuple[bytes | None, OnReply, bool]] = deque()
+        self._handed_on: list[tuple[OnReply, Reply]] = []
         self._out: list[bytes] = []
         self._enough = 1  # calls for the next write of this turn
         self._tag = 0
@@ -91,10 +92,12 @@ class Connection(Route):
         """Sends a script call with this loop turn's batch; `tail`: its arguments after the tag. Only while `ready`."""
         self._tag = number = (self._tag + 1) % wire.TAGS
         tag = b"%04x" % number
-        self._enqueue(b"%b%b$4\r\n%b\r\n%b" % (script.head, resource.packed_keys, tag, tail), tag, on_reply)
+        self._enqueue(
+            b"%b%b$4\r\n%b\r\n%b" % (script.head, resource.packed_keys, tag, tail), tag, on_reply, script.hands_on
+        )
 
-    def _enqueue(self, data: bytes, tag: bytes | None, on_reply: OnReply) -> None:
-        self._pending.append((tag, on_reply))
+    def _enqueue(self, data: bytes, tag: bytes | None, on_reply: OnReply, hands_on: bool = False) -> None:
+        self._pending.append((tag, on_reply, hands_on))
         out = self._out
         out.append(data)
         if len(out) >= self._enough:
@@ -196,7 +199,7 @@ class Connection(Route):
         if not self._pending:
             self._abort("the server sent a reply that nobody asked for")
             return
-        tag, on_reply = self._pending[0]
+        tag, on_reply, hands_on = self._pending[0]
         if type(reply) is ReplyError:
             reply = wire.Fault(str(reply))
             if reply.needs_new_connection and self.ready:
@@ -208,10 +211,20 @@ class Connection(Route):
             self._abort("the server sent a reply that answers another call")
             return
         self._pending.popleft()
+        if hands_on:
+            self._handed_on.append((on_reply, reply))
+            return
         try:
             on_reply(reply)
         except Exception as error:  # noqa: BLE001  a mistake in one listener must not silence the others
             self._report(error)
+
+    def on_read(self) -> None:
+        """Tells who has handed something on, after those to whom it went: their tasks begin first, and others wait."""
+        if self._handed_on:
+            handed_on, self._handed_on = self._handed_on, []
+            for on_reply, reply in handed_on:
+                self._tell(on_reply, reply)
 
     def _load_again(self) -> None:
         """Somebody flushed the scripts: they are loaded once more, and whoever got the error repeats its call."""
@@ -257,8 +270,9 @@ class Connection(Route):
         if driver is not None:
             driver.abort()
         self._out.clear()
+        self.on_read()
         pending, self._pending = self._pending, deque()
-        for _, on_reply in pending:
+        for _, on_reply, _ in pending:
             self._tell(on_reply, None)
         self._lost.set()
 

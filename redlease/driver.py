@@ -18,11 +18,12 @@ from redis.asyncio import ConnectionPool
 
 
 class Receiver(Protocol):
-    """Who is told what comes in. `reply` may be a `ReplyError`."""
+    """Who is told what comes in, between `on_data` and `on_read` what came together. `reply` may be a `ReplyError`."""
 
     def on_data(self) -> None: ...
     def on_reply(self, reply: Any) -> None: ...
     def on_push(self, push: list[Any]) -> None: ...
+    def on_read(self) -> None: ...
     def on_lost(self, why: str) -> None: ...
 
 
@@ -114,6 +115,7 @@ class SocketDriver(asyncio.Protocol):
             while self._receiver is not None and receiver is not None:
                 reply = parser.gets()
                 if reply is False:
+                    receiver.on_read()
                     return
                 if type(reply) is hiredis.PushNotification:
                     receiver.on_push(reply)
@@ -219,6 +221,8 @@ class ClientDriver:
                 raise exceptions.ConnectionError("the connection was closed")
             self._receiver.on_data()
             self._receiver.on_reply(reply)
+            if self._receiver is not None:
+                self._receiver.on_read()
 
     async def _receive_messages(self) -> None:
         while self._receiver is not None:

@@ -50,10 +50,14 @@ class Status(IntEnum):
 
 
 class Script:
-    """One operation: its text, its digest, and how many keys and arguments it takes."""
+    """One operation: its text, its digest, and how many keys and arguments it takes.
 
-    def __init__(self, name: str, args: str, text: str, keys: int = 4) -> None:
+    `hands_on`: what it gives back may go to somebody else, who is told by a message.
+    """
+
+    def __init__(self, name: str, args: str, text: str, keys: int = 4, *, hands_on: bool = False) -> None:
         self.name = name
+        self.hands_on = hands_on
         self.args = ("tag", *args.split())
         self.text = text
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
@@ -66,18 +70,18 @@ def read_lua(package: str, name: str) -> str:
     return resources.files(package).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
-def _operation(name: str, args: str) -> Script:
+def _operation(name: str, args: str, *, hands_on: bool = False) -> Script:
     text = read_lua("redlease", "prelude") + read_lua("redlease", name)
     for part in ("state", "queue"):
         text = text.replace(f"--#include {part}\n", read_lua("redlease", part))
-    return Script(name, args, text)
+    return Script(name, args, text, hands_on=hands_on)
 
 
 ACQUIRE = _operation(
     "acquire",
     "ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label",
 )
-RELEASE = _operation("release", "ticket fence request tombstone_ms notify idle_ttl_ms")
+RELEASE = _operation("release", "ticket fence request tombstone_ms notify idle_ttl_ms", hands_on=True)
 RENEW = _operation("renew", "ticket fence lease_ms shorten idle_ttl_ms")
 ADOPT = _operation("adopt", "ticket fence request place lease_ms refence idle_ttl_ms label")
 BEAT = _operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
