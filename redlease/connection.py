@@ -192,9 +192,6 @@ class Connection(Route):
 
     # What comes in (the driver calls these)
 
-    def on_data(self) -> None:
-        self._heard_at = monotonic()
-
     def on_reply(self, reply: Any) -> None:
         if not self._pending:
             self._abort("the server sent a reply that nobody asked for")
@@ -220,7 +217,8 @@ class Connection(Route):
             self._report(error)
 
     def on_read(self) -> None:
-        """Tells who has handed something on, after those to whom it went: their tasks begin first, and others wait."""
+        """Tells who has handed something on, after those to whom it went: their tasks begin first, as others wait."""
+        self._heard_at = monotonic()
         if self._handed_on:
             handed_on, self._handed_on = self._handed_on, []
             for on_reply, reply in handed_on:

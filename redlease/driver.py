@@ -18,9 +18,8 @@ from redis.asyncio import ConnectionPool
 
 
 class Receiver(Protocol):
-    """Who is told what comes in, between `on_data` and `on_read` what came together. `reply` may be a `ReplyError`."""
+    """Who is told what comes in, and `on_read` after all that came together. `reply` may be a `ReplyError`."""
 
-    def on_data(self) -> None: ...
     def on_reply(self, reply: Any) -> None: ...
     def on_push(self, push: list[Any]) -> None: ...
     def on_read(self) -> None: ...
@@ -108,8 +107,6 @@ class SocketDriver(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         parser, receiver = self._parser, self._receiver
-        if receiver is not None:
-            receiver.on_data()
         parser.feed(data)
         try:
             while self._receiver is not None and receiver is not None:
@@ -219,7 +216,6 @@ class ClientDriver:
                 reply = ReplyError(error_text(error))
             if reply is None:
                 raise exceptions.ConnectionError("the connection was closed")
-            self._receiver.on_data()
             self._receiver.on_reply(reply)
             if self._receiver is not None:
                 self._receiver.on_read()
@@ -229,5 +225,6 @@ class ClientDriver:
             push = await self._connections[1].read_response(disable_decoding=True, disconnect_on_error=False)
             if push is None:
                 raise exceptions.ConnectionError("the connection was closed")
-            self._receiver.on_data()
             self._receiver.on_push(push)
+            if self._receiver is not None:
+                self._receiver.on_read()
