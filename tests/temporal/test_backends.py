@@ -170,7 +170,7 @@ async def test_a_hold_is_released_at_the_end_of_its_run(bench: Bench, how: str) 
     else:
         with pytest.raises(WorkflowFailureError):
             await holder.result()
-    assert await bench.do(actor, Actor.acquire, Asking(timeout=1))
+    assert await bench.do(actor, Actor.acquire, Asking(timeout=3))
 
 
 async def test_a_terminated_run_holds_for_a_lease_at_most(bench: Bench) -> None:
