@@ -48,6 +48,7 @@ class Lease:
     ended = False
     why_lost = ""
     due_ms: float | None = None
+    _begun_ms = 0.0
     is_new = True  # whether the keeper has yet to have its first renewal set
     _in_flight = False
     _first = False  # whether its lease is still what was left of a place
@@ -61,7 +62,7 @@ class Lease:
     def begin(self, granted: wire.Granted, deadline_ms: float, now_ms: float, *, handed_over: bool) -> None:
         """Starts keeping what was granted: at once, or out of the queue by a message."""
         self.fence, self.granted_at_ms, self.expires_at_ms, self.capacity, _ = granted
-        self.deadline_ms = deadline_ms
+        self.deadline_ms, self._begun_ms = deadline_ms, now_ms
         if handed_over:
             self._first = True
         self.keeper.keep(self, now_ms)
@@ -71,13 +72,13 @@ class Lease:
         self.is_new = False
         if self.due_ms is not None:
             return
-        left_ms = self.deadline_ms - now_ms
+        left_ms = self.deadline_ms - self._begun_ms
         wait_ms = left_ms / RENEWALS_A_LEASE
         if self._first:
             # Its first lease is what was left of the waiter's place: the sooner it is its own the better, but a hold
             # that is soon over need not pay for it. One that is shorter than that rest is set at once.
             wait_ms = min(wait_ms, 0.0 if self.ask.terms.lease_ms < left_ms else CLAIM_MS)
-        self._plan(now_ms, wait_ms)
+        self._plan(now_ms, wait_ms - (now_ms - self._begun_ms))
 
     def end(self) -> None:
         """Stops keeping it; what becomes of the permit is the caller's."""
