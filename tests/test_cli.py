@@ -209,8 +209,8 @@ def good_run() -> Evidence:
         Sighting(2.41, ["3/1"], ["4/1", "5/1"], [400, 450]),
         Sighting(3.95, ["4/1"], ["5/1"], [450]),
     ]
-    holder = Kill("holder", "consumer 2", "2/1", 2.1, 2.0, holds_from=2.1, holds_until=2.4, gone_at=2.41)
-    waiter = Kill("waiter", "consumer 3", "3/1", 2.5, 2.0, holds_from=2.41, holds_until=3.9, gone_at=3.95)
+    holder = Kill("holder", "consumer 2", "2/1", 0.6, 2.0, holds_from=0.6, holds_until=2.4, gone_at=2.41)
+    waiter = Kill("waiter", "consumer 3", "3/1", 2.0, 2.0, holds_from=2.41, holds_until=3.9, gone_at=3.95)
     evidence.kills, evidence.ended_at = [holder, waiter], 6.0
     return evidence
 
@@ -220,7 +220,7 @@ def test_a_good_run_is_found_good() -> None:
     verdict = judge(good_run())
     assert verdict.promises_kept, verdict
     assert (verdict.grants, verdict.most_inside) == (4, 1)
-    assert [kill.seconds_lost for kill in verdict.kills] == [1.9, 1.5]
+    assert [kill.seconds_lost for kill in verdict.kills] == [1.81, 2.0]
 
 
 def broken(verdict: Verdict) -> set[str]:
@@ -305,6 +305,8 @@ def test_capacity_that_stays_idle_after_a_kill_is_found() -> None:
     """It is not enough that the server forgets the dead: the living must get what it had."""
     evidence = good_run()
     evidence.turns["4/1"].entered_at, evidence.turns["4/1"].granted_at_ms = 4.7, 4700
+    assert broken(judge(evidence)) == {"waiter not recovered"}
+    evidence.kills[1].holds_from = evidence.kills[1].holds_until = None
     assert broken(judge(evidence)) == {"holder not recovered", "waiter not recovered"}
 
 
@@ -313,6 +315,7 @@ def test_a_run_without_its_kills_shows_nothing() -> None:
     evidence = good_run()
     evidence.kills.pop()
     evidence.turns.pop("3/1")
+    evidence.turns["4/1"] = turn("4/1", 0.4, 2.42, 5.0, 15)
     verdict = judge(evidence)
     assert broken(verdict) == set()
     assert not verdict.promises_kept

@@ -61,6 +61,13 @@ class Kill:
     holds_until: float | None = None
     gone_at: float | None = None
 
+    @property
+    def holds(self) -> tuple[float, float] | None:
+        """From when to when it took a unit, dead, if it did."""
+        if self.holds_from is None or self.holds_until is None:
+            return None
+        return self.holds_from, self.holds_until
+
 
 @dataclass(slots=True)
 class Evidence:

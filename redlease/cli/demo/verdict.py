@@ -15,7 +15,7 @@ ALLOWANCE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How a kill was got over: after how many seconds all the capacity was the living ones' again."""
+    """How a kill was got over: after how many seconds all the capacity that it had cost was in use again."""
 
     what: KillKind
     consumer: str
@@ -111,17 +111,21 @@ def _fences_increasing(granted: list[Turn]) -> bool:
 
 
 def _recovery(evidence: Evidence, kill: Kill) -> Recovery:
-    """Recovered is when the server has forgotten the killed one and the living use all the capacity again."""
-    recovered_at = None if kill.gone_at is None else _all_used(evidence, kill.gone_at)
+    """Recovered is when the server has forgotten the killed one and the others use all the capacity again.
+
+    What another killed one holds meanwhile is that one's cost.
+    """
+    others = [other for other in evidence.kills if other is not kill]
+    stays = evidence.living() + [stay for other in others if (stay := other.holds) is not None]
+    recovered_at = None if kill.gone_at is None else _all_used(evidence, kill.gone_at, stays)
     lost = None if recovered_at is None else round(recovered_at - kill.at, 3)
     in_time = lost is not None and lost <= kill.lease + ALLOWANCE
     return Recovery(kill.kind, kill.consumer, kill.ticket, kill.lease, lost, in_time)
 
 
-def _all_used(evidence: Evidence, since: float) -> float | None:
-    """The first moment from `since` on at which as many living ones are inside as fit, or nobody is left to wait."""
-    living = evidence.living()
-    counts = [(since, sum(start <= since < end for start, end in living)), *steps(living)]
+def _all_used(evidence: Evidence, since: float, stays: list[tuple[float, float]]) -> float | None:
+    """The first moment from `since` on at which as many stay inside as fit, or nobody is left to wait."""
+    counts = [(since, sum(start <= since < end for start, end in stays)), *steps(stays)]
     full = [at for at, count in counts if at >= since and count >= evidence.capacity]
     idle = [sighting.at for sighting in evidence.sightings if sighting.at >= since and not sighting.waiters]
     return min(full + idle, default=None)
