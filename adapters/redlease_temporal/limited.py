@@ -19,21 +19,18 @@ from temporalio.exceptions import ActivityError, ApplicationError
 import redlease
 from redlease import limits
 
-from .backend import raise_if_cancelled
+from .backend import LOCAL_LIMIT, local, raise_if_cancelled
 from .errors import misuse
 from .hold import to_its_end
 from .run import current
 
 C = TypeVar("C", bound=type)
-T = TypeVar("T")
 Backend = Literal["redis", "slots"]
 
 # Local activities, and what the internal worker runs when a local one had no answer at once.
 RESERVE, ADMIT, FORGO = "redlease.reserve", "redlease.admit", "redlease.forgo"
 LATER = {RESERVE: "redlease.reserve_later", ADMIT: "redlease.admit_later"}
 WORKFLOW = "__temporal_workflow_definition"
-LOCAL_LIMIT, LOCAL_IN_ALL = timedelta(seconds=10), timedelta(seconds=60)  # for a worker that stands still
-ONCE = RetryPolicy(maximum_attempts=1)
 OFTEN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
 
 
@@ -196,7 +193,7 @@ async def start_within(entry: Entry, start: Callable[[], Any]) -> Any:
 async def _has_place(how: str, entry: Entry) -> bool:
     """Takes a place, however long that takes to be answered; whether there was one."""
     try:
-        return await _local(how, entry, bool)
+        return await local(how, entry, bool)
     except ActivityError as error:
         raise_if_cancelled(error)
         taken: bool = await workflow.execute_activity(
@@ -213,18 +210,6 @@ async def _has_place(how: str, entry: Entry) -> bool:
 
 async def _forgo(entry: Entry) -> None:
     try:
-        await _local(FORGO, entry, bool)
+        await local(FORGO, entry, bool)
     except ActivityError:
         workflow.logger.warning("the place of a child that was not started is free when its lease has ended")
-
-
-async def _local(name: str, entry: Entry, result: type[T]) -> T:
-    returned: T = await workflow.execute_local_activity(
-        name,
-        entry,
-        result_type=result,
-        start_to_close_timeout=LOCAL_LIMIT,
-        schedule_to_close_timeout=LOCAL_IN_ALL,
-        retry_policy=ONCE,
-    )
-    return returned
