@@ -369,5 +369,6 @@ class Keeper:
     async def drained(self) -> None:
         """Returns when nothing is on its way out any more."""
         self._idle = asyncio.Event()
-        self.check_idle()
-        await self._idle.wait()
+        while self.leaving:  # what comes after the last of them is waited for too
+            self._idle.clear()
+            await self._idle.wait()

@@ -150,6 +150,7 @@ class Semaphore:
         """
         self._own(permit)
         max_hold_ms = _checked_fate(on_lost, max_hold)
+        self._room.check_open()
         terms = self._terms
         written = wire.label(terms.owner, permit.metadata)
         forget_ticket = self._room.claim_ticket(self._resource, permit.ticket)
@@ -172,7 +173,12 @@ class Semaphore:
         fence, granted_at_ms, expires_at_ms, _, capacity = answer.values
         granted = wire.Granted(fence, granted_at_ms, expires_at_ms, capacity)
         hold = Hold(self._room.keeper, ask, dict(permit.metadata), forget_ticket)
-        return self._begin(hold, granted, answer.sent_ms + terms.lease_ms, on_lost, max_hold_ms)
+        self._begin(hold, granted, answer.sent_ms + terms.lease_ms, on_lost, max_hold_ms)
+        if self._room.closed:  # while the answer was under way: closing has seen to all other holds
+            hold.lose("its client was closed")
+            self._room.keeper.give_back(hold)
+            hold.check()
+        return hold
 
     # Permits
 

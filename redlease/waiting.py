@@ -318,6 +318,7 @@ class Room:
         self.watchers: set[asyncio.Event] = set()
         # Who else is told of the messages about a request, by its id: one that somebody keeps without a hold.
         self.listeners: dict[str, Callable[[wire.Message], None]] = {}
+        self.closed = False
 
     def new_request(self) -> str:
         """The id of a request, which no other request of any client has."""
@@ -340,6 +341,7 @@ class Room:
 
     def enter(self, ask: wire.Ask, *, claim: bool) -> Waiting:
         """Begins a request, whose outcome is `future` of what it returns."""
+        self.check_open()
         future: asyncio.Future[wire.Granted | None] = self.connection.start().create_future()
         waiting = Waiting(self, ask, future, claim)
         self.waitings[ask.request] = waiting
@@ -440,7 +442,13 @@ class Room:
                 *(resource.name, terms.capacity, was_declared, terms.capacity),
             )
 
+    def check_open(self) -> None:
+        """Raises when the client is closed, or has begun to close: nobody would keep or give back what it got now."""
+        if self.closed:
+            raise RedleaseError("this client is closed: make a new one")
+
     def close(self, error: Callable[[str, str], RedleaseError]) -> None:
-        """Ends every request with an error."""
+        """Ends every request with an error, and refuses new ones."""
+        self.closed = True
         for waiting in list(self.waitings.values()):
             waiting.fail(error(waiting.ask.resource.name, waiting.ask.ticket))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redlease import LeaseLost, Withdrawn
+from redlease import LeaseLost, RedleaseError, Withdrawn
 
 from helpers import cancel, eventually, left_over, queue_up, until_waiting
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from redlease import Hold, Redlease, Semaphore
 
-    from conftest import MakeClient, MakeOne
+    from conftest import MakeClient, MakeOne, Servers
 
 
 class BodyError(Exception):
@@ -338,6 +338,42 @@ async def test_closing_a_client_releases_its_holds(
     assert sorted(await left_over(raw, prefix)) == kept_permits
     assert await make_one(client, "held").try_acquire() is not None
     assert await make_one(client, "kept").release(permit)
+
+
+async def test_a_client_that_closes_takes_no_more_requests(
+    make_client: MakeClient, engine: str, make_one: MakeOne, raw: redis.asyncio.Redis, prefix: str
+) -> None:
+    """What is asked for while the client closes is refused: nobody would renew it, give it back or tell of its loss."""
+    closing = await make_client()
+    held, free = make_one(closing, "held"), make_one(closing, "free")
+    await held.hold()
+
+    async def work() -> None:
+        with pytest.raises(Withdrawn, match="closed"):
+            await held.hold()
+        for request in (free.hold(), free.acquire(), free.try_acquire()):
+            with pytest.raises(RedleaseError, match="closed"):
+                await request
+
+    task = asyncio.create_task(work())
+    await until_waiting(held, 1)
+    await closing.close()
+    await task
+    assert await left_over(raw, prefix) == []
+
+
+async def test_an_adoption_ends_with_its_client(make_client: MakeClient, servers: Servers, real_engine: str) -> None:
+    """A permit whose adoption is under way when the client closes is given back, as its holds are."""
+    client, closing = [await make_client(url=servers.url(real_engine)) for _ in range(2)]
+    stored = client.lock("stored")
+    permit = await stored.acquire()
+    await closing.lock("held").hold()
+    adopting = asyncio.create_task(closing.lock("stored").adopt(permit))
+    await asyncio.sleep(0)  # it has been sent, and `held` is released behind it
+    await closing.close()
+    with pytest.raises(LeaseLost, match="closed"):
+        await adopting
+    assert (await stored.inspect()).holders == ()
 
 
 async def test_a_body_is_cancelled_when_its_client_closes(
