@@ -215,6 +215,20 @@ async def ttls(raw: redis.asyncio.Redis, prefix: str) -> dict[str, int]:
     return {key: await raw.pexpiretime(key) async for key in raw.scan_iter(match=f"{prefix}:*")}
 
 
+async def test_no_key_goes_before_a_place(servers: Servers, make_client: MakeClient, prefix: str) -> None:
+    """The keys last as long as the last place in the queue, also where idle ones are kept for less than that."""
+    url = servers["redis7"].url
+    client = await make_client(url=url, lease=5, waiter_lease=30, idle_ttl=0.01)
+    await client.lock("r").acquire()
+    waiting = await queue_up(client.lock("r"), 5)
+    async with redis.asyncio.Redis.from_url(url, decode_responses=True) as raw:
+        expires_ms = await ttls(raw, prefix)
+        (waiters,) = [key for key in expires_ms if key.endswith(":waiters")]
+        ((_, lapses_ms),) = await raw.zrange(waiters, 0, -1, withscores=True)
+    assert min(expires_ms.values()) >= lapses_ms
+    await cancel(*waiting)
+
+
 async def test_the_keys_of_a_resource_expire_together(servers: Servers, make_client: MakeClient, prefix: str) -> None:
     """Whatever was done, by clients with different `idle_ttl`, no key of a resource goes before another or stays."""
     url = servers["redis7"].url

@@ -40,8 +40,9 @@ if ARGV[6] == '1' and not was[9] and was[4] == ARGV[8] and was[6] and tonumber(w
   local wait = first and tonumber(first) - now or 0
   local waiter_lease, most = tonumber(ARGV[9]), tonumber(ARGV[10])
   local lapses = wait > 0 and waiter_lease > 0 and call('ZSCORE', waiters, place)
-  if lapses and tonumber(lapses) > now and waiting > 0 and ARGV[5] == '0' and (most < 0 or waiting < most) then
-    -- It is full, and it stands behind others from the same place.
+  if lapses and tonumber(lapses) > now and waiting > 0 and ARGV[5] == '0' and (most < 0 or waiting < most)
+    and tonumber(was[6]) >= now + waiter_lease then
+    -- It is full, and it stands behind others from the same place; the keys last as long as that does.
     local its_sequence = format('%d', (was[5] or 0) + 1)
     call('ZADD', queue, its_sequence, ticket)
     call('ZADD', waiters, 'GT', format('%d', now + waiter_lease), place)
