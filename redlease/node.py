@@ -53,7 +53,7 @@ class Node(Connection):
     """The connection to one node.
 
     A resource's messages go to a channel beside its keys, so that the script which publishes stays in its slot. It is
-    listened to from the first call on, which leaves in the same write: no message can come in between.
+    listened to before the first call leaves: no message can come in between.
     """
 
     def __init__(
