@@ -127,7 +127,6 @@ class Redlease:
         self._keeper = Keeper(self._connection)
         self.room = Room(self._keeper)
         self._server: EmbeddedServer | None = None
-        self._closed = False
         # Most make a primitive anew for each use of it, of a few names and with the same settings.
         self._known_resource = lru_cache(maxsize=NAMES_KEPT)(partial(wire.Resource, prefix))
         self._known_wish = lru_cache(maxsize=64, typed=True)(self._usual_wish)
@@ -193,8 +192,7 @@ class Redlease:
         return Semaphore(self.room, self._resource(name), usual)
 
     def _wish(self, *settings: Any) -> Wish:
-        if self._closed:
-            raise RedleaseError("this client is closed: make a new one")
+        self.room.check_open()
         try:
             return self._known_wish(*settings)
         except TypeError:  # what cannot be a key of the cache is no setting either, and the check says so
@@ -247,7 +245,7 @@ class Redlease:
 
     async def abandon(self) -> None:
         """Ends the connection and leaves what this client has on the server, for whoever takes it over, or to lapse."""
-        self._closed = True
+        self.room.closed = True
         self._keeper.schedule.close()
         await self._connection.close()
 
@@ -255,8 +253,8 @@ class Redlease:
         """Releases the holds, takes the waiting calls out of their queues, and ends the connection, within seconds."""
         if not self._connection.at_home and not self._connection.orphaned:
             raise RedleaseError("this client belongs to another event loop, which still runs: close it there")
-        self._closed = True
         if self._connection.orphaned:
+            self.room.closed = True
             await self._connection.close()
             return
         self.room.close(_closed_while_waiting)
