@@ -226,9 +226,9 @@ class Proxy:
         await asyncio.sleep(after)
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", self.upstream_port)
-            writer.write(frame)
-            await reader.read(READ_SIZE)
-            writer.close()
+            with contextlib.closing(writer):
+                writer.write(frame)
+                await reader.read(READ_SIZE)
 
     def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Count a client's connection, and serve it in a task of the proxy's own."""
