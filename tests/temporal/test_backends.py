@@ -156,7 +156,7 @@ async def test_a_hold_outlives_its_lease(bench: Bench) -> None:
     assert await bench.failing(actor, Actor.acquire, Asking(timeout=3)) == "AcquireTimeout"
     await holder.signal(Holder.proceed)
     assert await holder.result() == f"held {fence}"
-    assert await bench.do(actor, Actor.acquire, Asking(timeout=1))
+    assert await bench.do(actor, Actor.acquire, Asking(timeout=3))
 
 
 @pytest.mark.parametrize("how", ["complete", "fail", "cancel"])
@@ -196,7 +196,7 @@ async def test_a_permit_goes_from_run_to_run(bench: Bench) -> None:
     assert await bench.failing(actor, Actor.acquire, Asking(timeout=3)) == "AcquireTimeout"
     await latest.signal(Holder.proceed)
     assert await latest.result() == f"adopted {fence}"
-    assert await bench.do(actor, Actor.acquire, Asking(timeout=1))
+    assert await bench.do(actor, Actor.acquire, Asking(timeout=3))
 
 
 async def test_a_permit_of_another_is_adopted_with_a_new_fence(bench: Bench) -> None:
@@ -227,7 +227,7 @@ async def test_nobody_is_granted_what_its_waiter_gave_up(bench: Bench) -> None:
     gave_up = await bench.holder(timeout=0.3)
     assert await gave_up.result() == "timed out"
     await bench.do(first, Actor.release, permit)
-    assert await bench.do(second, Actor.acquire, Asking(timeout=1))
+    assert await bench.do(second, Actor.acquire, Asking(timeout=3))
 
 
 async def test_no_activity_begins_under_a_permit_that_is_gone(bench: Bench) -> None:

@@ -75,7 +75,7 @@ async def test_a_hold_is_renewed(bench: Bench, pool: SlotSemaphore) -> None:
         hold.check()
         assert (hold.fence, hold.lost) == (fence, False)
         assert 0 < hold.remaining() <= 2.0
-    assert await bench.do(actor, Actor.acquire, Asking(timeout=1))
+    assert await bench.do(actor, Actor.acquire, Asking(timeout=3))
 
 
 async def test_what_nobody_renews_lapses(pool: SlotSemaphore) -> None:
