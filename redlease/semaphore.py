@@ -363,10 +363,12 @@ class Semaphore:
     def _ask(self, wish: Wish) -> tuple[wire.Ask, Callable[[], None] | None]:
         """The wish as a request, and what ends the use of its ticket in this client."""
         request = self._room.new_request()
-        if wish.ticket is None:
-            return wire.Ask(self._resource, wish.terms, request, request, wish.weight, wish.packed), None
-        forget_ticket = self._room.claim_ticket(self._resource, wish.ticket)
-        return wire.Ask(self._resource, wish.terms, wish.ticket, request, wish.weight, wish.packed), forget_ticket
+        ticket, forget_ticket = wish.ticket, None
+        if ticket is None:
+            ticket = request
+        else:
+            forget_ticket = self._room.claim_ticket(self._resource, ticket)
+        return wire.Ask(self._resource, wish.terms, ticket, request, wish.weight, wish.packed), forget_ticket
 
     async def _acquire_hold(self, wish: Wish, on_lost: OnLost, max_hold_ms: int | None) -> Hold:
         ask, forget_ticket = self._ask(wish)

@@ -89,7 +89,7 @@ class Waiting:
         if status == Status.GRANTED:
             granted = wire.Granted(*values)
             if granted.was_declared:
-                self.room.declared(self.ask.resource, self.ask.terms, granted.was_declared)
+                self.room.declared(self.ask, granted.was_declared)
             self.deadline_ms = sent_ms + self.ask.terms.lease_ms
             self.future.set_result(granted)
         elif status == Status.QUEUED:
@@ -107,7 +107,7 @@ class Waiting:
     def _queued(self, sent_ms: float, asked_from: str, queued: wire.Queued) -> None:
         room = self.room
         if queued.was_declared:
-            room.declared(self.ask.resource, self.ask.terms, queued.was_declared)
+            room.declared(self.ask, queued.was_declared)
         if queued.more:
             room.keeper.follow_up(self.ask.resource, self.ask.terms)
         self.place = place = room.place_on(self.ask.resource)
@@ -432,14 +432,15 @@ class Room:
         elif place is not None:
             self.keeper.schedule.at(clock.now_ms(), place)
 
-    def declared(self, resource: wire.Resource, terms: wire.Terms, was_declared: int) -> None:
+    def declared(self, ask: wire.Ask, was_declared: int) -> None:
         """Warns once when this client's capacity took the place of another declared one."""
-        if (resource.name, was_declared) not in self._warned:
-            self._warned.add((resource.name, was_declared))
+        name, capacity = ask.resource.name, ask.terms.capacity
+        if (name, was_declared) not in self._warned:
+            self._warned.add((name, was_declared))
             logger.warning(
                 "resource %r: the capacity declared here is %d, but %d was declared before; it is %d from now on. "
                 "Declare the same one everywhere, or use resize()",
-                *(resource.name, terms.capacity, was_declared, terms.capacity),
+                *(name, capacity, was_declared, capacity),
             )
 
     def check_open(self) -> None:

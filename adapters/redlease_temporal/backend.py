@@ -19,6 +19,7 @@ from .run import Run, current
 T = TypeVar("T")
 
 ONCE = RetryPolicy(maximum_attempts=1)
+OFTEN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
 # A local activity ends by itself within a second of its start. These are for a worker that stands still.
 LOCAL_LIMIT = timedelta(seconds=10)
 LOCAL_IN_ALL = timedelta(seconds=60)  # with the time that it waits for one of the worker's slots for local activities

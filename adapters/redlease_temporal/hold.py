@@ -41,6 +41,15 @@ async def to_its_end(work: Awaitable[T]) -> T:
     return task.result()
 
 
+async def until(condition: Callable[[], bool], timeout_s: float | None) -> None:
+    """Waits for a condition; raises TimeoutError when that takes longer.
+
+    The timeout of `workflow.wait_condition` swallows a cancellation that comes together with what is waited for.
+    """
+    async with asyncio.timeout(timeout_s):
+        await workflow.wait_condition(condition)
+
+
 def seen(task: asyncio.Task[Any]) -> None:
     """Reads how a task has ended, of which nobody asks: asyncio would complain of a failure that was not read."""
     if not task.cancelled():

@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
 
 import redlease
 from redlease import limits
 
-from .backend import LOCAL_LIMIT, local, raise_if_cancelled
+from .backend import LOCAL_LIMIT, OFTEN, local, raise_if_cancelled
 from .errors import misuse
 from .hold import to_its_end
 from .run import current
@@ -31,7 +29,6 @@ Backend = Literal["redis", "slots"]
 RESERVE, ADMIT, FORGO = "redlease.reserve", "redlease.admit", "redlease.forgo"
 LATER = {RESERVE: "redlease.reserve_later", ADMIT: "redlease.admit_later"}
 WORKFLOW = "__temporal_workflow_definition"
-OFTEN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
 
 
 class WorkflowConcurrencyLimitExceeded(ApplicationError, redlease.RedleaseError):

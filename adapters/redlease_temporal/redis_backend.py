@@ -8,21 +8,18 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, TimeoutType
 from temporalio.exceptions import TimeoutError as ActivityTimeout
 
 from redlease.models import Permit, Snapshot
 
 from . import calls
-from .backend import LOCAL_LIMIT, answered, is_cancelled, local, prolonged, raise_if_cancelled, timed_out
+from .backend import LOCAL_LIMIT, OFTEN, answered, is_cancelled, local, prolonged, raise_if_cancelled, timed_out
 from .errors import refusal
-from .hold import seen, to_its_end
+from .hold import seen, to_its_end, until
 from .run import Run, current
 
 T = TypeVar("T")
-
-OFTEN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
 
 
 class RedisBackend:
@@ -85,9 +82,7 @@ class RedisBackend:
     async def _wait_for_signal(self, run: Run, wish: calls.Wish, timeout: timedelta | None) -> Permit:
         key = (self._terms.resource, wish.ticket)
         try:
-            # The timeout of `wait_condition` swallows a cancellation that comes together with what is waited for.
-            async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
-                await workflow.wait_condition(lambda: key in run.granted)
+            await until(lambda: key in run.granted, None if timeout is None else timeout.total_seconds())
         except TimeoutError:
             await to_its_end(self._withdraw(wish))
             raise timed_out(self.away, wish, timeout or timedelta(0)) from None

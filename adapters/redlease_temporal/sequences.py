@@ -25,7 +25,7 @@ from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 from redlease import limits
 
 from .errors import LockError, misused
-from .hold import seen, to_its_end
+from .hold import seen, to_its_end, until
 from .run import current
 
 Duration = float | timedelta
@@ -253,9 +253,7 @@ async def _outcome(resource: str, batch: Batch, told: asyncio.Future[Outcome]) -
     pause_s, longest_s = PATIENCE_S
     while True:
         try:
-            # The timeout of `wait_condition` swallows a cancellation that comes together with what is waited for.
-            async with asyncio.timeout(pause_s):
-                await workflow.wait_condition(told.done)
+            await until(told.done, pause_s)
         except TimeoutError:
             pause_s = min(2 * pause_s, longest_s)
             asked = Asked(batch.key, batch.reply_to)

@@ -23,7 +23,7 @@ from . import slot_calls as to
 from .backend import answered, local, prolonged, timed_out
 from .coordinator_calls import Release, Renewal
 from .errors import Unavailable, misuse, misused
-from .hold import seen, to_its_end
+from .hold import seen, to_its_end, until
 from .post import Post, signal
 from .run import Run, current, shown_as
 from .wishes import adoption_of, request_name, requester_of
@@ -128,9 +128,7 @@ class SlotBackend:
         pause_s = workflow.random().uniform(0.5, 1.0) * min(longest, first * 2 ** min(number, 10))
         post = run.post
         try:
-            # The timeout of `wait_condition` swallows a cancellation that comes together with what is waited for.
-            async with asyncio.timeout(pause_s):
-                await workflow.wait_condition(lambda: bool(post.frees.get(request)) or request in post.answers)
+            await until(lambda: bool(post.frees.get(request)) or request in post.answers, pause_s)
         except TimeoutError:
             return None
         if request in post.answers:
