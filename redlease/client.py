@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import socket
-from datetime import timedelta
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, Self
@@ -22,13 +21,13 @@ from .connection import Connection
 from .embedded import EmbeddedServer
 from .errors import RedleaseError, Unavailable, Withdrawn
 from .keeper import Keeper
+from .limits import Duration
 from .route import LIMIT_MS, Reached, Route, everything
-from .semaphore import Lock, Semaphore, Wish
+from .semaphore import Lock, Semaphore
 from .sentinel import own_pool
 from .urls import read_url
 from .waiting import Room
-
-Duration = float | timedelta
+from .wish import Wish
 
 NAMES_KEPT = 1024  # whose keys are written out once, as long as no more names than that are in use
 CLOSE_S = 2.0  # the longest that closing waits for the server

@@ -108,7 +108,7 @@ class Connection(Route):
             self._write()
 
     def _begin_turn(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop or asyncio.get_running_loop()
         if self._watchdog is None:
             self._heard_at = monotonic()
             self._watch(loop)

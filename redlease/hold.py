@@ -7,16 +7,16 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from . import clock, wire
 from .errors import LeaseLost, RedleaseError
 from .keeper import Keeper, Lease, Released
 from .models import Permit
+from .waiting import Waiting, not_queued
+from .wish import USUAL_FATE, Fate, OnLost, Wish
 
 logger = logging.getLogger("redlease")
-
-OnLost = Literal["cancel", "signal"]
 
 
 def lease_lost(resource: str, ticket: str, fence: int, why: str) -> LeaseLost:
@@ -50,11 +50,19 @@ class Hold(Lease):
         keeper: Keeper,
         ask: wire.Ask,
         metadata: dict[str, str],
-        forget_ticket: Callable[[], None] | None,
+        forget_ticket: Callable[[], None],
     ) -> None:
         super().__init__(keeper, ask)
         self._metadata = metadata
         self._forget_ticket = forget_ticket
+
+    def start(self, granted: wire.Granted, deadline_ms: float, fate: Fate, *, handed_over: bool = False) -> None:
+        """Keeps what was granted until then, from now on."""
+        now_ms = clock.now_ms()
+        if fate is not USUAL_FATE:
+            self.on_lost = fate.on_lost
+            self.renew_until_ms = None if fate.max_hold_ms is None else now_ms + fate.max_hold_ms
+        self.begin(granted, deadline_ms, now_ms, handed_over=handed_over)
 
     @property
     def permit(self) -> Permit:
@@ -97,10 +105,15 @@ class Hold(Lease):
         """
         if self.lost or self.ended:
             return False
+        return self._released(await self._give_back())
+
+    def _give_back(self) -> asyncio.Future[Released]:
         future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
         self.keeper.give_back(self, future)  # sent first, so that the server works while the rest is done here
         self.end()
-        released = await future
+        return future
+
+    def _released(self, released: Released) -> bool:
         if released is None or isinstance(released, RedleaseError):
             self._log_pending()
             return False
@@ -132,8 +145,7 @@ class Hold(Lease):
             task.cancel(f"redlease: {self.why_lost}")
 
     def _finish(self) -> None:
-        if self._forget_ticket is not None:
-            self._forget_ticket()
+        self._forget_ticket()
         if self._over is not None:
             self._over.set()
 
@@ -164,7 +176,7 @@ class Hold(Lease):
         cancelled_here = self._cancelled and await self._take_back_cancel(task, error)
         if not self.lost and not self.ended:
             if error is None or isinstance(error, Exception):
-                await self.release()
+                self._released(await self._give_back())
             else:  # cancelled, or the process is to end: never waits for the network
                 self.end()
                 self.keeper.give_back(self)
@@ -194,28 +206,48 @@ class Hold(Lease):
             error.add_note(f"redlease: {loss}")
 
 
+# The request that came to its end; what it was granted, None where it was not to queue and had to; and what ends the
+# use of its ticket in this client.
+Obtained = tuple[Waiting, wire.Granted | None, Callable[[], None]]
+
+
 class HoldRequest:
     """What `hold(...)` returns: `await` it for a `Hold`, or enter it as a block."""
 
-    def __init__(self, acquire: Callable[[], Coroutine[Any, Any, Hold]]) -> None:
-        self._acquire = acquire
-        self._entered = False
-        self._hold: Hold | None = None
+    _entered = False
+    _hold: Hold | None = None
+
+    def __init__(self, obtain: Callable[[Wish], Coroutine[Any, Any, Obtained]], wish: Wish, fate: Fate) -> None:
+        self._obtain = obtain
+        self._wish = wish
+        self._fate = fate
 
     def __await__(self) -> Generator[object, None, Hold]:
         return self._acquire().__await__()
+
+    async def _acquire(self) -> Hold:
+        return self._begun(*await self._obtain(self._wish))
+
+    def _begun(self, waiting: Waiting, granted: wire.Granted | None, forget_ticket: Callable[[], None]) -> Hold:
+        if granted is None:
+            forget_ticket()
+            raise not_queued(waiting.ask.resource.name, self._wish.ticket)
+        hold = Hold(waiting.room.keeper, waiting.ask, self._wish.metadata, forget_ticket)
+        hold.unsure = waiting.unsure
+        hold.start(granted, waiting.deadline_ms, self._fate, handed_over=waiting.is_handed_over)
+        return hold
 
     async def __aenter__(self) -> Hold:
         if self._entered:
             raise RuntimeError("this hold() is entered already: call hold() again for another permit")
         self._entered = True
         try:
-            self._hold = await self._acquire()
+            hold = self._hold = self._begun(*await self._obtain(self._wish))
         except BaseException:
             self._entered = False
             raise
-        self._hold.enter()
-        return self._hold
+        hold.enter()
+        return hold
 
     @property
     def task_is_over(self) -> bool:

@@ -6,6 +6,8 @@ import math
 import re
 from datetime import timedelta
 
+Duration = float | timedelta  # a number is in seconds
+
 PREFIX_BYTES_MAX = 128
 NAME_BYTES_MAX = 512
 TICKET_BYTES_MAX = 256
@@ -62,7 +64,7 @@ def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
     return dict(metadata)
 
 
-def milliseconds(what: str, duration: float | timedelta, low: int = 0) -> int:
+def milliseconds(what: str, duration: Duration, low: int = 0) -> int:
     """A duration in seconds or a timedelta as whole ms, rounded up; ValueError when below `low` or over a year."""
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or math.isnan(seconds):

@@ -6,39 +6,21 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from datetime import timedelta
-from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import clock, limits, wire
-from .errors import AcquireTimeout, RedleaseError
-from .hold import Hold, HoldRequest, OnLost, lease_lost
+from .errors import RedleaseError
+from .hold import Hold, HoldRequest, Obtained, lease_lost
 from .keeper import Leaving, Released
+from .limits import Duration
 from .models import Permit, Snapshot
 from .route import LIMIT_MS
-from .waiting import Room, Waiting
-
-Duration = float | timedelta
+from .waiting import Room, Waiting, not_queued, nothing
+from .wish import OnLost, Wish, checked_fate
 
 GONE = "it lapsed, was released, or somebody else adopted it"
 WATCH_MS = 30_000  # for how long one call asks that changes be published
-
-
-class Wish(NamedTuple):
-    """The parameters of one acquire, checked; and those that go over the wire with every one like it, packed."""
-
-    ticket: str | None
-    weight: int
-    terms: wire.Terms
-    metadata: dict[str, str]
-    timeout_ms: int | None
-    packed: bytes
-
-    @classmethod
-    def usual(cls, terms: wire.Terms) -> Wish:
-        """What a primitive asks for when nothing is said."""
-        return cls(None, 1, terms, {}, None, wire.pack_terms(terms, 1, wire.label(terms.owner, {})))
 
 
 class Semaphore:
@@ -99,9 +81,8 @@ class Semaphore:
             LeaseLost: The permit was lost while the body ran.
             ValueError: A parameter is wrong, or the weight can never fit.
         """
-        max_hold_ms = _checked_fate(on_lost, max_hold)
-        wish = self._checked(timeout, ticket, weight, owner, metadata)
-        return HoldRequest(partial(self._acquire_hold, wish, on_lost, max_hold_ms))
+        fate = checked_fate(on_lost, max_hold)
+        return HoldRequest(self._obtain, self._usual.changed(timeout, ticket, weight, owner, metadata), fate)
 
     async def acquire(
         self,
@@ -116,10 +97,9 @@ class Semaphore:
 
         Takes and raises what `hold` does.
         """
-        wish = self._checked(timeout, ticket, weight, owner, metadata)
-        permit = await self._acquire_permit(wish)
+        permit = await self._acquire_permit(self._usual.changed(timeout, ticket, weight, owner, metadata))
         if permit is None:
-            raise self._timed_out(wish)
+            raise not_queued(self.name, ticket)
         return permit
 
     async def try_acquire(
@@ -135,7 +115,7 @@ class Semaphore:
         Raises:
             Unavailable: The server was not reached.
         """
-        return await self._acquire_permit(self._checked(0.0, ticket, weight, owner, metadata))
+        return await self._acquire_permit(self._usual.changed(0.0, ticket, weight, owner, metadata))
 
     async def adopt(
         self, permit: Permit, *, refence: bool = True, on_lost: OnLost = "cancel", max_hold: Duration | None = None
@@ -149,7 +129,7 @@ class Semaphore:
             LeaseLost: It is no longer held under its fence: it lapsed, was released, or another has adopted it.
         """
         self._own(permit)
-        max_hold_ms = _checked_fate(on_lost, max_hold)
+        fate = checked_fate(on_lost, max_hold)
         self._room.check_open()
         terms = self._terms
         written = wire.label(terms.owner, permit.metadata)
@@ -173,7 +153,7 @@ class Semaphore:
         fence, granted_at_ms, expires_at_ms, _, capacity = answer.values
         granted = wire.Granted(fence, granted_at_ms, expires_at_ms, capacity)
         hold = Hold(self._room.keeper, ask, dict(permit.metadata), forget_ticket)
-        self._begin(hold, granted, answer.sent_ms + terms.lease_ms, on_lost, max_hold_ms)
+        hold.start(granted, answer.sent_ms + terms.lease_ms, fate)
         if self._room.closed:  # while the answer was under way: closing has seen to all other holds
             hold.lose("its client was closed")
             self._room.keeper.give_back(hold)
@@ -338,82 +318,23 @@ class Semaphore:
 
     # How it is done
 
-    def _checked(
-        self,
-        timeout: Duration | None,
-        ticket: str | None,
-        weight: int,
-        owner: str | None,
-        metadata: dict[str, str] | None,
-    ) -> Wish:
-        if weight == 1 and type(weight) is int and (timeout, ticket, owner, metadata) == (None, None, None, None):
-            return self._usual
-        timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
-        if weight != 1 or type(weight) is not int:
-            limits.checked_count("weight", weight)
-        terms = self._terms
-        metadata = limits.checked_metadata(metadata)
-        if owner is not None:
-            terms = terms._replace(owner=limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX))
-        if ticket is not None:
-            limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
-        packed = wire.pack_terms(terms, weight, wire.label(terms.owner, metadata), queue=timeout_ms != 0)
-        return Wish(ticket, weight, terms, metadata, timeout_ms, packed)
-
-    def _ask(self, wish: Wish) -> tuple[wire.Ask, Callable[[], None] | None]:
+    def _ask(self, wish: Wish) -> tuple[wire.Ask, Callable[[], None]]:
         """The wish as a request, and what ends the use of its ticket in this client."""
-        request = self._room.new_request()
-        ticket, forget_ticket = wish.ticket, None
+        request, ticket = self._room.new_request(), wish.ticket
         if ticket is None:
-            ticket = request
+            ticket, forget_ticket = request, nothing
         else:
             forget_ticket = self._room.claim_ticket(self._resource, ticket)
         return wire.Ask(self._resource, wish.terms, ticket, request, wish.weight, wish.packed), forget_ticket
 
-    async def _acquire_hold(self, wish: Wish, on_lost: OnLost, max_hold_ms: int | None) -> Hold:
-        ask, forget_ticket = self._ask(wish)
-        try:
-            waiting, granted = await self._obtain(ask, wish.timeout_ms, claim=False)
-            if granted is None:
-                raise self._timed_out(wish)
-        except BaseException:
-            if forget_ticket is not None:
-                forget_ticket()
-            raise
-        hold = Hold(self._room.keeper, ask, wish.metadata, forget_ticket)
-        hold.unsure = waiting.unsure
-        is_handed_over = waiting.is_handed_over
-        return self._begin(hold, granted, waiting.deadline_ms, on_lost, max_hold_ms, is_handed_over=is_handed_over)
-
-    @staticmethod
-    def _begin(
-        hold: Hold,
-        granted: wire.Granted,
-        deadline_ms: float,
-        on_lost: OnLost,
-        max_hold_ms: int | None,
-        *,
-        is_handed_over: bool = False,
-    ) -> Hold:
-        hold.on_lost = on_lost
-        now_ms = clock.now_ms()
-        if max_hold_ms is not None:
-            hold.renew_until_ms = now_ms + max_hold_ms
-        hold.begin(granted, deadline_ms, now_ms, handed_over=is_handed_over)
-        return hold
-
     async def _acquire_permit(self, wish: Wish) -> Permit | None:
-        ask, forget_ticket = self._ask(wish)
-        try:
-            waiting, granted = await self._obtain(ask, wish.timeout_ms, claim=True)
-        finally:
-            if forget_ticket is not None:
-                forget_ticket()
+        waiting, granted, forget_ticket = await self._obtain(wish, claim=True)
+        forget_ticket()
         if granted is None:
             return None
+        ask, terms = waiting.ask, wish.terms
         if waiting.unsure:
             self._remember_unsure(ask)
-        terms = wish.terms
         return Permit(
             *(self.name, ask.ticket, granted.fence, ask.weight, granted.capacity, terms.lease_ms),
             *(granted.granted_at_ms, granted.expires_at_ms, terms.owner, dict(wish.metadata)),
@@ -425,26 +346,31 @@ class Semaphore:
             del unsure[key]
         unsure[self._resource.state_key, ask.ticket] = (ask.request, now_ms + max(self._terms.lease_ms, LIMIT_MS))
 
-    async def _obtain(
-        self, ask: wire.Ask, timeout_ms: int | None, *, claim: bool
-    ) -> tuple[Waiting, wire.Granted | None]:
+    async def _obtain(self, wish: Wish, *, claim: bool = False) -> Obtained:
         """Asks and waits. Whatever ends this but an outcome gives back what the request has or may yet get."""
-        waiting = self._room.enter(ask, claim=claim)
-        timer = None
-        if timeout_ms == 0:
-            timer = asyncio.get_running_loop().call_later(LIMIT_MS / 1000, self._unreached, waiting)
-        elif timeout_ms is not None:
-            timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, waiting.time_out, timeout_ms)
+        ask, forget_ticket = self._ask(wish)
         try:
-            granted = await waiting.future
+            waiting = self._room.enter(ask, claim=claim)
+            timer = None if wish.timeout_ms is None else self._timer(waiting, wish.timeout_ms)
+            try:
+                granted = await waiting.future
+            except BaseException:
+                self._room.give_up(waiting)
+                raise
+            finally:
+                if timer is not None:
+                    timer.cancel()
         except BaseException:
-            self._room.give_up(waiting)
+            forget_ticket()
             raise
-        finally:
-            if timer is not None:
-                timer.cancel()
         self._room.leave(waiting)
-        return waiting, granted
+        return waiting, granted, forget_ticket
+
+    def _timer(self, waiting: Waiting, timeout_ms: int) -> asyncio.TimerHandle:
+        loop = asyncio.get_running_loop()
+        if timeout_ms == 0:
+            return loop.call_later(LIMIT_MS / 1000, self._unreached, waiting)
+        return loop.call_later(timeout_ms / 1000, waiting.time_out, timeout_ms)
 
     def _unreached(self, waiting: Waiting) -> None:
         waiting.fail(self._connection.unavailable(self.name, waiting.ask.ticket))
@@ -452,10 +378,6 @@ class Semaphore:
     def _own(self, permit: Permit) -> None:
         if not isinstance(permit, Permit) or permit.resource != self.name:
             raise ValueError(f"{permit!r} is no permit of resource {self.name!r}")
-
-    def _timed_out(self, wish: Wish) -> AcquireTimeout:
-        message = f"resource {self.name!r}: no permit without waiting, and timeout is 0. The request was not queued"
-        return AcquireTimeout(message, resource=self.name, ticket=wish.ticket)
 
 
 class Lock(Semaphore):
@@ -465,12 +387,6 @@ class Lock(Semaphore):
         >>> async with client.lock("invoice:42", lease=30) as hold:  # doctest: +SKIP
         ...     await pay(fence=hold.fence)
     """
-
-
-def _checked_fate(on_lost: OnLost, max_hold: Duration | None) -> int | None:
-    if on_lost not in ("cancel", "signal"):
-        raise ValueError(f"on_lost must be 'cancel' or 'signal', not {on_lost!r}")
-    return None if max_hold is None else limits.milliseconds("max_hold", max_hold, 1)
 
 
 def _shape(snapshot: Snapshot) -> tuple[object, ...]:

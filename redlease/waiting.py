@@ -181,6 +181,16 @@ def misfit(name: str, ask: wire.Ask, capacity: int) -> ValueError:
     )
 
 
+def not_queued(name: str, ticket: str | None) -> AcquireTimeout:
+    """The error for a request that was not to queue and had to."""
+    message = f"resource {name!r}: no permit without waiting, and timeout is 0. The request was not queued"
+    return AcquireTimeout(message, resource=name, ticket=ticket)
+
+
+def nothing() -> None:
+    """Ends the use of a ticket that nobody else can ask with."""
+
+
 def withdrawn(name: str, ticket: str) -> Withdrawn:
     """The error for a waiter that somebody took out."""
     message = f"resource {name!r}: ticket {ticket!r} was taken out of the queue by its ticket. Ask again to queue anew"

@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from datetime import timedelta
 from enum import IntEnum
 from functools import lru_cache
 from importlib import resources
@@ -21,6 +20,7 @@ from .limits import (
     LEASE_MS_MIN,
     NAME_BYTES_MAX,
     OWNER_BYTES_MAX,
+    Duration,
     checked_count,
     checked_text,
     milliseconds,
@@ -312,11 +312,11 @@ def changed_terms(
     terms: Terms,
     *,
     owner: str | None = None,
-    lease: float | timedelta | None = None,
+    lease: Duration | None = None,
     capacity: int | None = None,
-    waiter_lease: float | timedelta | None = None,
+    waiter_lease: Duration | None = None,
     max_waiters: int | None = None,
-    idle_ttl: float | timedelta | None = None,
+    idle_ttl: Duration | None = None,
 ) -> Terms:
     """The terms with those of the parameters that are given, checked."""
     changes: dict[str, Any] = {}

@@ -34,7 +34,7 @@ ROWS = (
     {"node"},
     {"cluster"},
     {"keeper"},
-    {"waiting"},
+    {"waiting", "wish"},
     {"semaphore", "hold"},
     {"embedded", "urls"},
     {"client"},

@@ -11,8 +11,9 @@ import pytest
 from redlease import wire
 from redlease.keeper import Keeper
 from redlease.route import OnReply, Route
-from redlease.semaphore import Lock, Wish
+from redlease.semaphore import Lock
 from redlease.waiting import Room
+from redlease.wish import Wish
 
 from helpers import eventually
 
