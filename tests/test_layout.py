@@ -105,7 +105,7 @@ BENCHMARK_ROWS = (
     {"trial"},
     {"report"},
     {"plots", "counts"},
-    {"breakdown"},
+    {"breakdown", "scaling_out"},
     {"__main__"},
 )
 BENCHMARKS = sorted((TESTS.parent / "benchmarks").glob("*.py"))

@@ -273,7 +273,8 @@ class Relay:
         )
 
     async def call(self, *command: Any) -> list[Any]:
-        """Calls a script on a resource, however long Redis may be away."""
+        """Calls a script on a resource that a watch is of, however long Redis may be away."""
+        self.room.connection.hear(command[0])
         return (await self.room.connection.call(*command, limit_ms=None)).values
 
     async def give_back(
