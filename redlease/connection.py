@@ -299,6 +299,11 @@ class Connection(Route):
 
     # Life
 
+    def go_to(self, pool: ConnectionPool) -> None:
+        """Looks for the server there from now on."""
+        self.pool = pool
+        self._refusal = None
+
     async def until_ready(self, resource: wire.Resource | None = None) -> None:  # noqa: ARG002  it serves every one
         self.start()
         while not self.ready:

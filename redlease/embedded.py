@@ -20,6 +20,8 @@ import weakref
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from redis.asyncio import UnixDomainSocketConnection
+
 from .errors import RedleaseError
 
 if TYPE_CHECKING:
@@ -37,6 +39,17 @@ SOCKET_PATH_MAX = 100
 WATCH = 'read -r _; rm -rf -- "$1"; kill -s KILL -- -$$'
 
 HELP = "Use `pip install 'redlease[embedded]'`, give the URL of a running server, or take fakeredis for tests."
+
+
+class NotStarted(UnixDomainSocketConnection):
+    """In place of a connection to a server that is to start when its client is entered."""
+
+    async def connect(self) -> None:
+        """Tell what to do instead."""
+        message = (
+            "the embedded server starts when its client is entered: use `async with Redlease.embedded() as client:`"
+        )
+        raise RedleaseError(message)
 
 
 class ProcessGroup:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from redlease import embedded
+from redlease import Redlease, embedded
 from redlease.embedded import EmbeddedServer
 from redlease.errors import RedleaseError
 
@@ -278,3 +278,12 @@ def test_many_start_at_once() -> None:
     assert len({server.url for server in servers}) == 4
     for server in servers:
         server.stop()
+
+
+async def test_a_client_that_is_not_entered_says_so() -> None:
+    """Whoever uses an embedded client without entering it is told at once that its server starts with that."""
+    client = Redlease.embedded()
+    with pytest.raises(RedleaseError, match="async with"):
+        await asyncio.wait_for(client.lock("r").acquire(), 5)
+    async with client:
+        assert await client.lock("r").acquire(timeout=5)
