@@ -288,10 +288,8 @@ class Redlease:
             return  # the probe's
         message = wire.read_message(payload)
         lease = self._keeper.leases.get(message.about)
-        if lease is not None and message.kind == "x":
-            lease.lose("it was released by its ticket, or somebody else adopted it")
-        elif lease is not None and message.kind == "r":
-            lease.renew_now()
+        if lease is not None:
+            lease.told(message)
         else:
             self.room.on_message(message)
 

@@ -235,6 +235,9 @@ class HoldRequest:
         hold = Hold(waiting.room.keeper, waiting.ask, self._wish.metadata, forget_ticket)
         hold.unsure = waiting.unsure
         hold.start(granted, waiting.deadline_ms, self._fate, handed_over=waiting.is_handed_over)
+        if waiting.overtaken is not None:
+            hold.told(waiting.overtaken)
+            hold.check()
         return hold
 
     async def __aenter__(self) -> Hold:

@@ -170,10 +170,15 @@ class Lease:
         if self._first:
             self._renew(clock.now_ms())
 
-    def renew_now(self) -> None:
-        """Somebody has made its lease end earlier: fills it again, as long as it is held here."""
-        self._first = False
-        self.keeper.schedule.at(clock.now_ms(), self)
+    def told(self, message: wire.Message) -> None:
+        """A message about its permit came."""
+        if message.kind == "x":
+            self.lose("it was released by its ticket, or somebody else adopted it")
+        elif (
+            message.kind == "r"
+        ):  # somebody has made its lease end earlier: it is filled again, as long as it is held here
+            self._first = False
+            self.keeper.schedule.at(clock.now_ms(), self)
 
     def _plan(self, now_ms: float, wait_ms: float) -> None:
         """The next renewal, a little scattered: leases taken together are not renewed together for ever."""

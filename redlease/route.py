@@ -20,6 +20,7 @@ Reached = Callable[[wire.Resource], bool]
 # How long a call may stay unanswered before the connection counts as half-open: the least that is sensible, and the
 # most, which the leases that are kept can make shorter.
 PATIENCE_MS = (250.0, 3000.0)
+CLOSED = "this client is closed: make a new one"
 LIMIT_MS = 5000.0  # how long a call that has no timeout of its own may take, outages included
 
 
@@ -171,7 +172,7 @@ class Route(ABC):
         """Begins to connect, if it has not begun; returns the loop that it is used in."""
         loop = asyncio.get_running_loop()
         if self._closed:
-            raise RedleaseError("this client is closed: make a new one")
+            raise RedleaseError(CLOSED)
         if self._loop is None:
             self._loop, self._process = loop, os.getpid()
             self._task = asyncio.create_task(self._run(), name=f"redlease {type(self).__name__.lower()}")

@@ -17,7 +17,7 @@ from itertools import count
 from . import clock, wire
 from .errors import AcquireTimeout, QueueFull, RedleaseError, Withdrawn
 from .keeper import Keeper, Leaving
-from .route import Reached, Reply, Route, everything
+from .route import CLOSED, Reached, Reply, Route, everything
 from .wire import Status
 
 logger = logging.getLogger("redlease")
@@ -42,6 +42,7 @@ class Waiting:
     deadline_ms = 0.0
     is_handed_over = False  # whether a message told of the grant: its lease is what was left of the place's
     due_ms: float | None = None
+    overtaken: wire.Message | None = None  # what was told of the permit before whoever asked for it went on
     on_queued: Callable[[wire.Queued], None] | None = None
     _asked_from = ""
 
@@ -122,12 +123,22 @@ class Waiting:
         if self.on_queued is not None:
             self.on_queued(queued)
 
-    def handed_over(self, granted: wire.Granted) -> None:
-        """The message of a grant came: its lease is what is left of the place it was asked from."""
+    def told(self, message: wire.Message) -> None:
+        """A message about this request came, which has no outcome yet."""
+        name = self.ask.resource.name
+        if message.kind == "g":
+            self._handed_over(wire.Granted(*message.numbers))
+        elif message.kind == "m":
+            self.fail(misfit(name, self.ask, *message.numbers))
+        elif message.kind == "x":
+            self.fail(withdrawn(name, self.ask.ticket))
+
+    def _handed_over(self, granted: wire.Granted) -> None:
+        """Its lease is what is left of the place that it was asked from."""
         deadline_ms = None if self.place is None else self.place.confirmed_until_ms(self._asked_from)
         if self._claim or deadline_ms is None or clock.now_ms() >= deadline_ms:
             self._again(0)
-        elif not self.future.done():
+        else:
             self.deadline_ms, self.is_handed_over = deadline_ms, True
             self.future.set_result(granted)
 
@@ -424,18 +435,14 @@ class Room:
         if message.kind in ("c", "l"):
             self._about_all(message.about.encode(), message)
             return
-        waiting = self.waitings.get(message.about)
-        if waiting is None:
-            listener = self.listeners.get(message.about)
-            if listener is not None:
-                listener(message)
+        waiting, listener = self.waitings.get(message.about), self.listeners.get(message.about)
+        if waiting is not None and not waiting.future.done():
+            waiting.told(message)
             return
-        if message.kind == "g":
-            waiting.handed_over(wire.Granted(*message.numbers))
-        elif message.kind == "m":
-            waiting.fail(misfit(waiting.ask.resource.name, waiting.ask, *message.numbers))
-        elif message.kind == "x":
-            waiting.fail(withdrawn(waiting.ask.resource.name, waiting.ask.ticket))
+        if waiting is not None and (message.kind == "x" or (message.kind == "r" and waiting.overtaken is None)):
+            waiting.overtaken = message
+        if listener is not None:
+            listener(message)
 
     def _about_all(self, state_key: bytes, message: wire.Message) -> None:
         place = self.places.get(state_key)
@@ -459,7 +466,7 @@ class Room:
     def check_open(self) -> None:
         """Raises when the client is closed, or has begun to close: nobody would keep or give back what it got now."""
         if self.closed:
-            raise RedleaseError("this client is closed: make a new one")
+            raise RedleaseError(CLOSED)
 
     def close(self, error: Callable[[str, str], RedleaseError]) -> None:
         """Ends every request with an error, and refuses new ones."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease import wire
+from redlease import LeaseLost, wire
 from redlease.keeper import Keeper
 from redlease.route import OnReply, Route
 from redlease.semaphore import Lock
@@ -153,3 +153,27 @@ async def test_no_second_release_overtakes_the_first(lock: Lock, room: Room, wir
     assert not wires.calls
     on_reply([b"tag", 1, 0])
     assert await releasing
+
+
+async def test_a_release_that_comes_in_one_read_with_the_grant(lock: Lock, room: Room, wires: Wire) -> None:
+    """Somebody released the ticket before its caller went on: entering the block raises, and the body never runs."""
+    acquiring = asyncio.ensure_future(lock.hold().__aenter__())
+    (await wires.next("acquire"))(GRANTED)
+    (request,) = room.waitings
+    room.on_message(wire.Message("x", request, ()))
+    room.on_message(wire.Message("r", request, ()))
+    with pytest.raises(LeaseLost, match="released by its ticket"):
+        await acquiring
+    assert not room.keeper.leases
+    assert not wires.calls
+
+
+async def test_a_shortened_lease_that_is_told_in_one_read_with_the_grant(lock: Lock, room: Room, wires: Wire) -> None:
+    """Somebody made the lease end earlier before its caller went on: it is filled again at once, not in ten seconds."""
+    acquiring = asyncio.ensure_future(lock.hold().__aenter__())
+    (await wires.next("acquire"))(GRANTED)
+    (request,) = room.waitings
+    room.on_message(wire.Message("r", request, ()))
+    hold = await acquiring
+    await wires.next("renew")
+    assert not hold.lost
