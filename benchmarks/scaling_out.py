@@ -1,7 +1,7 @@
 """`make bench-cluster`: what a pair costs each master of a cluster on loopback, and how evenly they share the load.
 
-Three masters and the client are four processes: with fewer cores only the CPU time means something, not how
-many pairs there are in a second.
+Three masters and the client are four processes: with fewer cores only the CPU time means something, not how many pairs
+there are in a second.
 """
 
 from __future__ import annotations

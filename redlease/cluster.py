@@ -103,6 +103,7 @@ class Cluster(Route):
         if self._asked and self._asked.get(wire.hash_tag(resource.state_key)) is node:
             return Asking(node)
         if node.ready:
+            node.hear(resource.state_key)
             if len(self._links) >= LINKS_MOST:
                 self._links.clear()
             self._links[resource.state_key] = node
@@ -151,21 +152,6 @@ class Cluster(Route):
                 node.look_sooner(wait_ms)
 
     # Messages
-
-    def hears(self, resource: wire.Resource) -> bool:
-        node = self._speaking(resource)
-        return node is None or node.hears_of(resource.state_key)
-
-    def hear(self, resource: wire.Resource) -> None:
-        node = self._speaking(resource)
-        if node is not None:
-            node.hear_of(resource.state_key)
-
-    def _speaking(self, resource: wire.Resource) -> Node | None:
-        """Whose channels tell of the resource; none for a slot that is being taken over, as they are not there yet."""
-        if self._asked and wire.hash_tag(resource.state_key) in self._asked:
-            return None
-        return self._serving(resource)
 
     async def subscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
         """Listens to one more ordinary channel, on every node: nodes pass its messages on to each other."""

@@ -78,8 +78,6 @@ class Lease:
             # Its first lease is what was left of the waiter's place: the sooner it is its own the better, but a hold
             # that is soon over need not pay for it. One that is shorter than that rest is set at once.
             wait_ms = min(wait_ms, 0.0 if self.ask.terms.lease_ms < left_ms else CLAIM_MS)
-        if not self.keeper.connection.hears(self.ask.resource):
-            wait_ms = step(self.ask.terms.lease_ms)  # that renewal tells whether somebody has taken it out meanwhile
         self._plan(now_ms, wait_ms - (now_ms - self._begun_ms))
 
     def end(self) -> None:
@@ -124,7 +122,6 @@ class Lease:
         link = self.keeper.connection.of(self.ask.resource)
         if not link.ready:
             return False
-        self.keeper.connection.hear(self.ask.resource)
         tail = self._tail
         if tail is None:
             shorten = int(self._first)

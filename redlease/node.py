@@ -53,7 +53,7 @@ class Node(Connection):
     """The connection to one node.
 
     A resource's messages go to a channel beside its keys, so that the script which publishes stays in its slot. It is
-    listened to when somebody waits or a hold lasts: most locks are given back before there is anything to hear.
+    listened to before the first call leaves: no message can come in between.
     """
 
     def __init__(
@@ -106,12 +106,8 @@ class Node(Connection):
 
     # Messages
 
-    def hears_of(self, key: bytes) -> bool:
-        """Whether it listens to what is published about the resource with this state key."""
-        return key in self._channels
-
-    def hear_of(self, key: bytes) -> None:
-        """Listens to that from now on."""
+    def hear(self, key: bytes) -> None:
+        """Listens from now on to what is published about the resource with this state key."""
         if key in self._channels or not self.ready:
             return
         if len(self._channels) >= self._channels_most:

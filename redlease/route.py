@@ -138,13 +138,6 @@ class Route(ABC):
 
     # Messages
 
-    def hears(self, resource: wire.Resource) -> bool:  # noqa: ARG002  one connection has one channel for all of them
-        """Whether it listens to what is published about the resource."""
-        return True
-
-    def hear(self, resource: wire.Resource) -> None:  # noqa: B027  nothing to do for one that hears everything
-        """Listens to that from now on. A call that follows tells what may have been missed."""
-
     @abstractmethod
     async def subscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
         """Listens to one more channel, now and after every reconnect."""

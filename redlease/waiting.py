@@ -116,8 +116,6 @@ class Waiting:
         if asked_from == place.name:
             self.sequence = queued.sequence
             place.queued(sent_ms, self.ask.terms.waiter_lease_ms, queued)
-            if not room.connection.hears(self.ask.resource):
-                room.keeper.schedule.at(clock.now_ms(), place)  # a beat tells whether it was granted meanwhile
         else:  # it has another name by now, and only that one is kept
             self._again(0)
         if self.on_queued is not None:
@@ -267,7 +265,6 @@ class Place:
         link = self.room.connection.of(self.resource)
         if self._beating or not link.ready:
             return False
-        self.room.connection.hear(self.resource)
         self._beating = True
         tail = wire.pack(self.name, self._lease_ms, first.ask.ticket, first.ask.terms.idle_ttl_ms)
         link.send(self.resource, wire.BEAT, tail, partial(self._beaten, now_ms, self.name, self._lease_ms, first))

@@ -273,8 +273,7 @@ class Relay:
         )
 
     async def call(self, *command: Any) -> list[Any]:
-        """Calls a script on a resource that a watch is of, however long Redis may be away."""
-        self.room.connection.hear(command[0])
+        """Calls a script on a resource, however long Redis may be away."""
         return (await self.room.connection.call(*command, limit_ms=None)).values
 
     async def give_back(
