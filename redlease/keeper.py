@@ -171,9 +171,8 @@ class Lease:
         """A message about its permit came."""
         if message.kind == "x":
             self.lose("it was released by its ticket, or somebody else adopted it")
-        elif (
-            message.kind == "r"
-        ):  # somebody has made its lease end earlier: it is filled again, as long as it is held here
+        elif message.kind == "r":
+            # Somebody has made its lease end earlier: it is filled again, as long as it is held here.
             self._first = False
             self.keeper.schedule.at(clock.now_ms(), self)
 
