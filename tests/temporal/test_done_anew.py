@@ -47,6 +47,10 @@ async def test_a_permit_is_needed_and_released_in_a_task_that_is_done_anew(
     await handle.signal(Anew.nudge)
     assert await handle.result() == "was held: True"
     assert "WORKFLOW_TASK_FAILED" in await names_of(handle)
-    assert not (await bench.seen(actor)).holders
+
+    async def nobody_holds() -> bool:
+        return not (await bench.seen(actor)).holders
+
+    await eventually(nobody_holds)
     replayer = Replayer(workflows=[Anew], plugins=[RedleasePlugin("redis://nowhere.invalid")])
     await replayer.replay_workflow(await handle.fetch_history())
