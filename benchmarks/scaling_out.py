@@ -55,13 +55,10 @@ def main() -> None:
         alone = servers.enter_context(running_server(binary))
         settings = {f"{masters} of a cluster": servers.enter_context(cluster(binary, masters)) for masters in (1, 3)}
         console.print(f"{describe(alone)}, {os.cpu_count()} cores; {TASKS} tasks, medians of {ROUNDS} rounds")
-        trials = {
-            (name, fresh): urls
-            for fresh in (False, True)
-            for name, urls in ({"one server": [alone]} | settings).items()
-        }
+        places = {"one server": (alone, [alone])} | settings
+        trials = {(name, fresh): place for fresh in (False, True) for name, place in places.items()}
         rounds = [
-            {trial: asyncio.run(work(urls, fresh=trial[1])) for trial, urls in trials.items()} for _ in range(ROUNDS)
+            {trial: asyncio.run(work(*place, fresh=trial[1])) for trial, place in trials.items()} for _ in range(ROUNDS)
         ]
         for name, fresh in trials:
             table.add_row(name, "new" if fresh else "kept", *_cells([done[name, fresh] for done in rounds]))
@@ -76,13 +73,11 @@ def _cells(rounds: Sequence[Work]) -> Iterator[str]:
     yield ", ".join(f"{100 * median(share.keys for share in one):.0f}" for one in each)
 
 
-async def work(urls: Sequence[str], *, fresh: bool, tasks: int = TASKS, seconds: float = SECONDS) -> Work:
+async def work(url: str, masters: Sequence[str], *, fresh: bool, tasks: int = TASKS, seconds: float = SECONDS) -> Work:
     """So many tasks enter and leave empty blocks, each of names of its own, while every master's counters are read."""
-    hosts = ",".join(url.removeprefix("redis://").removesuffix("/0") for url in urls)
-    url = urls[0] if "/0" in urls[0] else f"redis+cluster://{hosts}"
     async with Redlease.from_url(url) as client:
         with ExitStack() as meters:
-            opened = [meters.enter_context(closing(Meter(one))) for one in urls]
+            opened = [meters.enter_context(closing(Meter(one))) for one in masters]
             for meter in opened:
                 meter.empty()
             await _pairs(client, "warm" if fresh else "pairs", fresh=fresh, tasks=tasks, seconds=seconds / 4)
@@ -116,8 +111,8 @@ def _work(costs: Sequence[Cost], keys: Sequence[int], took_s: float) -> Work:
 
 
 @contextmanager
-def cluster(binary: Path, masters: int) -> Iterator[list[str]]:
-    """Runs a cluster of so many masters, with an equal part of the slots each; gives their URLs."""
+def cluster(binary: Path, masters: int) -> Iterator[tuple[str, list[str]]]:
+    """Runs a cluster of so many masters, with an equal part of the slots each; gives its URL and theirs."""
     with ExitStack() as servers:
         urls = [servers.enter_context(running_server(binary, cluster=True)).removesuffix("/0") for _ in range(masters)]
         nodes = [servers.enter_context(closing(redis.Redis.from_url(url, decode_responses=True))) for url in urls]
@@ -131,7 +126,7 @@ def cluster(binary: Path, masters: int) -> Iterator[list[str]]:
             if time.monotonic() > deadline:
                 raise RuntimeError("The masters did not come together as a cluster.")
             time.sleep(0.05)
-        yield urls
+        yield "redis+cluster://" + ",".join(url.removeprefix("redis://") for url in urls), urls
 
 
 def _sees_whole(node: redis.Redis, masters: int) -> bool:

@@ -108,7 +108,7 @@ class Connection(Route):
             self._write()
 
     def _begin_turn(self) -> None:
-        loop = self._loop or asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         if self._watchdog is None:
             self._heard_at = monotonic()
             self._watch(loop)
@@ -355,7 +355,7 @@ class Connection(Route):
                 await self._lost.wait()
                 logger.warning("the connection to Redis was lost: %s; connecting again", self.trouble)
             attempt = 0 if loop.time() - began > LIVED_S else attempt + 1
-            await asyncio.sleep(min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0))
+            await asyncio.sleep(min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** min(attempt - 1, 10)) * random.uniform(0.5, 1.0))
 
     def _become_ready(self) -> None:
         self._refusal = None

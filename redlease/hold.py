@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -56,13 +56,29 @@ class Hold(Lease):
         self._metadata = metadata
         self._forget_ticket = forget_ticket
 
-    def start(self, granted: wire.Granted, deadline_ms: float, fate: Fate, *, handed_over: bool = False) -> None:
-        """Keeps what was granted until then, from now on."""
+    def start(
+        self,
+        granted: wire.Granted,
+        deadline_ms: float,
+        fate: Fate,
+        *,
+        handed_over: bool = False,
+        told: Sequence[wire.Message] = (),
+    ) -> None:
+        """Keeps what was granted until then, from now on; `told`: what was said of it since.
+
+        Raises:
+            LeaseLost: It is lost already, and that is to end its body.
+        """
         now_ms = clock.now_ms()
         if fate is not USUAL_FATE:
             self.on_lost = fate.on_lost
             self.renew_until_ms = None if fate.max_hold_ms is None else now_ms + fate.max_hold_ms
         self.begin(granted, deadline_ms, now_ms, handed_over=handed_over)
+        for message in told:
+            self.told(message)
+        if self.lost and self.on_lost == "cancel":
+            self.check()
 
     @property
     def permit(self) -> Permit:
@@ -234,10 +250,7 @@ class HoldRequest:
             raise not_queued(waiting.ask.resource.name, self._wish.ticket)
         hold = Hold(waiting.room.keeper, waiting.ask, self._wish.metadata, forget_ticket)
         hold.unsure = waiting.unsure
-        hold.start(granted, waiting.deadline_ms, self._fate, handed_over=waiting.is_handed_over)
-        if waiting.overtaken is not None:
-            hold.told(waiting.overtaken)
-            hold.check()
+        hold.start(granted, waiting.deadline_ms, self._fate, handed_over=waiting.is_handed_over, told=waiting.early)
         return hold
 
     async def __aenter__(self) -> Hold:

@@ -78,7 +78,7 @@ class Semaphore:
         Raises:
             AcquireTimeout: No grant within `timeout`; the request is out of the queue.
             QueueFull: `max_waiters` wait already.
-            LeaseLost: The permit was lost while the body ran.
+            LeaseLost: The permit was lost while the body ran, or before it began.
             ValueError: A parameter is wrong, or the weight can never fit.
         """
         fate = checked_fate(on_lost, max_hold)
@@ -138,6 +138,8 @@ class Semaphore:
         key = (self._resource.state_key, permit.ticket, permit.fence)
         request = self._room.adopting.setdefault(key, self._room.new_request())
         ask = wire.Ask(self._resource, terms, permit.ticket, request, permit.weight)
+        told: list[wire.Message] = []
+        self._room.listeners[request] = told.append
         try:
             answer = await self._connection.call(
                 *(self._resource, wire.ADOPT, ask.ticket, permit.fence, ask.request, self._room.new_name()),
@@ -150,10 +152,12 @@ class Semaphore:
         except BaseException:
             forget_ticket()
             raise
+        finally:
+            self._room.listeners.pop(request, None)
         fence, granted_at_ms, expires_at_ms, _, capacity = answer.values
         granted = wire.Granted(fence, granted_at_ms, expires_at_ms, capacity)
         hold = Hold(self._room.keeper, ask, dict(permit.metadata), forget_ticket)
-        hold.start(granted, answer.sent_ms + terms.lease_ms, fate)
+        hold.start(granted, answer.sent_ms + terms.lease_ms, fate, told=told)
         if self._room.closed:  # while the answer was under way: closing has seen to all other holds
             hold.lose("its client was closed")
             self._room.keeper.give_back(hold)

@@ -42,7 +42,7 @@ class Waiting:
     deadline_ms = 0.0
     is_handed_over = False  # whether a message told of the grant: its lease is what was left of the place's
     due_ms: float | None = None
-    overtaken: wire.Message | None = None  # what was told of the permit before whoever asked for it went on
+    early: tuple[wire.Message, ...] = ()  # what was told of the permit before whoever asked for it went on
     on_queued: Callable[[wire.Queued], None] | None = None
     _asked_from = ""
 
@@ -436,8 +436,8 @@ class Room:
         if waiting is not None and not waiting.future.done():
             waiting.told(message)
             return
-        if waiting is not None and (message.kind == "x" or (message.kind == "r" and waiting.overtaken is None)):
-            waiting.overtaken = message
+        if waiting is not None:
+            waiting.early += (message,)
         if listener is not None:
             listener(message)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import scaling_out
 
 import breakdown
 import counts
 import report
+import scaling_out
 from counts import TABLE
 from growth import GROWTH
 from peers import PEERS
@@ -146,8 +146,8 @@ def test_the_files_of_the_client_share_its_time(url: str) -> None:
 
 def test_masters_share_keys_and_load() -> None:
     """Each of three masters has its part of 200 names and of the work on them, and its CPU time is read."""
-    with scaling_out.cluster(any_binary(), 3) as urls:
-        done = asyncio.run(scaling_out.work(urls, fresh=False, tasks=200, seconds=0.4))
+    with scaling_out.cluster(any_binary(), 3) as (url, masters):
+        done = asyncio.run(scaling_out.work(url, masters, fresh=False, tasks=200, seconds=0.4))
     assert sum(share.pairs for share in done.masters) == pytest.approx(1)
     assert sum(share.keys for share in done.masters) == pytest.approx(1)
     for share in done.masters:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease import LeaseLost, wire
+from redlease import LeaseLost, Permit, wire
 from redlease.keeper import Keeper
 from redlease.route import OnReply, Route
 from redlease.semaphore import Lock
@@ -177,3 +177,32 @@ async def test_a_shortened_lease_that_is_told_in_one_read_with_the_grant(lock: L
     hold = await acquiring
     await wires.next("renew")
     assert not hold.lost
+
+
+async def test_a_hold_that_only_signals_is_told_of_it_too(lock: Lock, room: Room, wires: Wire) -> None:
+    """With `on_lost="signal"` the body is entered all the same, and its hold says that it is lost."""
+    acquiring = asyncio.ensure_future(lock.hold(on_lost="signal").__aenter__())
+    (await wires.next("acquire"))(GRANTED)
+    (request,) = room.waitings
+    room.on_message(wire.Message("x", request, ()))
+    hold = await acquiring
+    assert hold.lost
+    assert hold.remaining() == 0
+
+
+async def test_an_adopted_permit_that_is_released_before_its_adopter_goes_on(
+    lock: Lock, room: Room, wires: Wire
+) -> None:
+    """The same of a permit that is taken over: whoever adopts it is told, and keeps nothing."""
+    permit = Permit("r", "t", 7, 1, 1, 30_000, 0, 30_000, "o", {})
+    adopting = asyncio.ensure_future(lock.adopt(permit))
+    (await wires.next("adopt"))([b"tag", 8, 0, 30_000, 1, 1])
+    (request,) = room.listeners
+    room.on_message(wire.Message("x", request, ()))
+    with pytest.raises(LeaseLost, match="released by its ticket"):
+        await adopting
+    assert not room.keeper.leases
+    assert not room.listeners
+    again = asyncio.ensure_future(lock.adopt(permit))
+    (await wires.next("adopt"))([b"tag", 9, 0, 30_000, 1, 1])
+    assert not (await again).lost

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import fakeredis
 import pytest
 
-from redlease import AcquireTimeout, LeaseLost, Redlease, Unavailable
+from redlease import AcquireTimeout, LeaseLost, Redlease, Unavailable, connection
+from redlease.driver import open_driver
 
 from helpers import cancel, eventually, queue_up, until_waiting
 
@@ -112,6 +113,28 @@ async def test_a_server_that_stays_away(server: Server, make_client: MakeClient)
     await eventually(lambda: len(bodies.entered) == 2)
     assert bodies.fences[1] > bodies.fences[0]
     await bodies.finish()
+
+
+async def test_a_server_that_stays_away_for_long(
+    server: Server, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client finds its server again after thousands of attempts in vain, which is how many an hour's outage takes."""
+    client = await make_client(url=server.url)
+    attempts = 0
+
+    async def shut(*arguments: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= 5000:
+            raise ConnectionRefusedError("nobody is there")
+        return await open_driver(*arguments)
+
+    monkeypatch.setattr(connection, "open_driver", shut)
+    monkeypatch.setattr(connection, "BACKOFF_S", (connection.BACKOFF_S[0], 0.0))
+    server.cli("CLIENT", "KILL", "TYPE", "normal")
+    server.cli("CLIENT", "KILL", "TYPE", "pubsub")
+    await eventually(lambda: attempts > 5000, 20)
+    assert await client.lock("r").acquire(timeout=5)
 
 
 async def test_calls_while_the_server_is_away(server: Server, make_client: MakeClient) -> None:
