@@ -20,11 +20,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from redlease import Redlease
-
 from meter import Cost, Meter
+from peers import PEERS, Terms
 from server import any_binary, describe, running_server
-from workloads import MICRO
+from workloads import MICRO, pairs
 
 SLOTS = 16384
 TASKS, SECONDS, ROUNDS = 512, 1.0, 5
@@ -75,39 +74,26 @@ def _cells(rounds: Sequence[Work]) -> Iterator[str]:
 
 async def work(url: str, masters: Sequence[str], *, fresh: bool, tasks: int = TASKS, seconds: float = SECONDS) -> Work:
     """So many tasks enter and leave empty blocks, each of names of its own, while every master's counters are read."""
-    async with Redlease.from_url(url) as client:
-        with ExitStack() as meters:
-            opened = [meters.enter_context(closing(Meter(one))) for one in masters]
-            for meter in opened:
-                meter.empty()
-            await _pairs(client, "warm" if fresh else "pairs", fresh=fresh, tasks=tasks, seconds=seconds / 4)
-            costs = [meters.enter_context(meter.measuring()) for meter in opened]
-            began = time.perf_counter()
-            await _pairs(client, "pairs", fresh=fresh, tasks=tasks, seconds=seconds)
-            took_s = time.perf_counter() - began
-            keys = [meter.keys() for meter in opened]
-        return _work(costs, keys, took_s)
+    peer = PEERS["redlease"](url, Terms(callers=tasks))
+    with ExitStack() as meters:
+        opened = [meters.enter_context(closing(Meter(one))) for one in masters]
+        for meter in opened:
+            meter.empty()
+        await peer.open()
+        with ExitStack() as measuring:
+            costs = [measuring.enter_context(meter.measuring()) for meter in opened]
+            outcome = await pairs(peer, opened[0], tasks=tasks, seconds=seconds, fresh=fresh)
+        keys = [meter.keys() for meter in opened]
+        await peer.close()
+    return Work(_shares(costs, keys), outcome.figures["pairs_s"])
 
 
-async def _pairs(client: Redlease, era: str, *, fresh: bool, tasks: int, seconds: float) -> None:
-    until = time.perf_counter() + seconds
-
-    async def caller(number: int) -> None:
-        turn = 0
-        while time.perf_counter() < until:
-            async with client.lock(f"{era}:{number}:{turn}").hold():
-                turn += fresh
-
-    await asyncio.gather(*(caller(number) for number in range(tasks)))
-
-
-def _work(costs: Sequence[Cost], keys: Sequence[int], took_s: float) -> Work:
-    pairs = [cost.commands["evalsha"] / 2 for cost in costs]
-    shares = [
-        Share(mine / sum(pairs), kept / sum(keys), cost.server_s * MICRO / mine)
-        for mine, kept, cost in zip(pairs, keys, costs, strict=True)
+def _shares(costs: Sequence[Cost], keys: Sequence[int]) -> list[Share]:
+    done = [cost.commands["evalsha"] / 2 for cost in costs]
+    return [
+        Share(mine / sum(done), kept / sum(keys), cost.server_s * MICRO / mine)
+        for mine, kept, cost in zip(done, keys, costs, strict=True)
     ]
-    return Work(shares, sum(pairs) / took_s)
 
 
 @contextmanager

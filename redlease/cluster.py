@@ -20,7 +20,7 @@ from .addresses import Address, Servers
 from .connection import BACKOFF_S, explain, refusal_of
 from .errors import RedleaseError
 from .node import Asking, Node
-from .route import Link, OnReply, Reached, Route, everything
+from .route import Link, OnReply, Reached, Route, backed_off, everything
 from .topology import SLOTS, Topology, ask_node, changed_slots, key_slot, read_moved
 
 logger = logging.getLogger("redlease")
@@ -262,7 +262,8 @@ class Cluster(Route):
                 attempt += 1
             else:
                 attempt = 0 if self._is_whole else attempt + 1
-            await asyncio.sleep(min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0))
+            first_s, most_s = BACKOFF_S
+            await asyncio.sleep(backed_off(first_s, attempt, most_s) * random.uniform(0.5, 1.0))
             if attempt == 0:
                 await self._stale.wait()
 

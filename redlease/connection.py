@@ -26,7 +26,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from . import wire
 from .driver import Driver, ReplyError, error_text, open_driver
 from .errors import RedleaseError
-from .route import PATIENCE_MS, OnReply, Reply, Route, settles
+from .route import PATIENCE_MS, OnReply, Reply, Route, backed_off, settles
 
 logger = logging.getLogger("redlease")
 
@@ -355,7 +355,8 @@ class Connection(Route):
                 await self._lost.wait()
                 logger.warning("the connection to Redis was lost: %s; connecting again", self.trouble)
             attempt = 0 if loop.time() - began > LIVED_S else attempt + 1
-            await asyncio.sleep(min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** min(attempt - 1, 10)) * random.uniform(0.5, 1.0))
+            first_s, most_s = BACKOFF_S
+            await asyncio.sleep(backed_off(first_s, attempt - 1, most_s) * random.uniform(0.5, 1.0))
 
     def _become_ready(self) -> None:
         self._refusal = None

@@ -15,7 +15,7 @@ from functools import partial
 
 from . import clock, wire
 from .errors import RedleaseError
-from .route import PATIENCE_MS, Reached, Reply, Route, everything
+from .route import PATIENCE_MS, Reached, Reply, Route, backed_off, everything
 from .schedule import Schedule
 
 logger = logging.getLogger("redlease")
@@ -158,7 +158,7 @@ class Lease:
                 *(self.ask.resource.name, self.ask.ticket, fault.text),
             )
         most_ms = max(fault.retry_ms, min(self.ask.terms.lease_ms / 10, RETRY_MS_MAX))
-        wait_ms = min(fault.retry_ms * 2 ** min(self._refusals, 10), most_ms)
+        wait_ms = backed_off(fault.retry_ms, self._refusals, most_ms)
         self._refusals += not fault.is_seen_to
         self.keeper.schedule.at(min(self.deadline_ms, now_ms + wait_ms), self)
 
@@ -272,7 +272,7 @@ class Leaving:
             self._tell(fault.error(self.ask.resource.name, self.ask.ticket))
         if not self._refusals and not fault.is_seen_to:  # said once
             logger.warning("resource %r: releasing %r failed: %s", self.ask.resource.name, self.ask.ticket, fault.text)
-        wait_ms = min(fault.retry_ms * 2 ** min(self._refusals, 10), RETRY_MS_MAX)
+        wait_ms = backed_off(fault.retry_ms, self._refusals, RETRY_MS_MAX)
         self._refusals += not fault.is_seen_to
         self.keeper.schedule.at(clock.now_ms() + wait_ms, self)
 

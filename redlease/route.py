@@ -24,6 +24,11 @@ CLOSED = "this client is closed: make a new one"
 LIMIT_MS = 5000.0  # how long a call that has no timeout of its own may take, outages included
 
 
+def backed_off(first: float, times: int, most: float) -> float:
+    """The pause after so many failures: twice the one before, up to the longest."""
+    return min(most, first * 2.0 ** min(times, 10))  # bounded twice: a larger power is more than a float holds
+
+
 def settles(future: asyncio.Future[T]) -> Callable[[T], None]:
     """What sets the future's result, unless somebody has stopped waiting for it."""
     return lambda result: None if future.done() else future.set_result(result)

@@ -16,7 +16,7 @@ from .keeper import Leaving, Released
 from .limits import Duration
 from .models import Permit, Snapshot
 from .route import LIMIT_MS
-from .waiting import Room, Waiting, not_queued, nothing
+from .waiting import Room, Waiting, not_queued
 from .wish import OnLost, Wish, checked_fate
 
 GONE = "it lapsed, was released, or somebody else adopted it"
@@ -326,7 +326,7 @@ class Semaphore:
         """The wish as a request, and what ends the use of its ticket in this client."""
         request, ticket = self._room.new_request(), wish.ticket
         if ticket is None:
-            ticket, forget_ticket = request, nothing
+            ticket, forget_ticket = request, _nothing
         else:
             forget_ticket = self._room.claim_ticket(self._resource, ticket)
         return wire.Ask(self._resource, wish.terms, ticket, request, wish.weight, wish.packed), forget_ticket
@@ -355,18 +355,19 @@ class Semaphore:
         ask, forget_ticket = self._ask(wish)
         try:
             waiting = self._room.enter(ask, claim=claim)
-            timer = None if wish.timeout_ms is None else self._timer(waiting, wish.timeout_ms)
-            try:
-                granted = await waiting.future
-            except BaseException:
-                self._room.give_up(waiting)
-                raise
-            finally:
-                if timer is not None:
-                    timer.cancel()
         except BaseException:
             forget_ticket()
             raise
+        timer = None if wish.timeout_ms is None else self._timer(waiting, wish.timeout_ms)
+        try:
+            granted = await waiting.future
+        except BaseException:
+            self._room.give_up(waiting)
+            forget_ticket()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
         self._room.leave(waiting)
         return waiting, granted, forget_ticket
 
@@ -391,6 +392,10 @@ class Lock(Semaphore):
         >>> async with client.lock("invoice:42", lease=30) as hold:  # doctest: +SKIP
         ...     await pay(fence=hold.fence)
     """
+
+
+def _nothing() -> None:
+    """Ends the use of a ticket that nobody else can ask with."""
 
 
 def _shape(snapshot: Snapshot) -> tuple[object, ...]:

@@ -198,10 +198,6 @@ def not_queued(name: str, ticket: str | None) -> AcquireTimeout:
     return AcquireTimeout(message, resource=name, ticket=ticket)
 
 
-def nothing() -> None:
-    """Ends the use of a ticket that nobody else can ask with."""
-
-
 def withdrawn(name: str, ticket: str) -> Withdrawn:
     """The error for a waiter that somebody took out."""
     message = f"resource {name!r}: ticket {ticket!r} was taken out of the queue by its ticket. Ask again to queue anew"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from redlease import limits
+from redlease.limits import Duration
 from redlease.models import Permit, Snapshot, Waiter
 
 from .backend import Backend
@@ -16,7 +17,7 @@ from .coordinator_backend import CoordinatorBackend
 from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable, Withdrawn, misuse, misused
 from .hold import Hold
 from .limited import WorkflowConcurrencyLimitExceeded, concurrency
-from .primitives import Duration, Lock, Semaphore
+from .primitives import Lock, Semaphore
 from .redis_backend import RedisBackend
 from .sequences import SequenceFailed, sequence
 from .slot_backend import SlotBackend

@@ -12,13 +12,13 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
-from datetime import timedelta
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from redlease import Hold, RedleaseError, limits
+from redlease.limits import Duration
 from redlease.semaphore import Semaphore
 
 from .calls import Terms
@@ -28,7 +28,6 @@ from .relay import Relay
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Duration = float | timedelta
 
 HEARTBEATS_A_TIMEOUT = 3
 MARK = "__temporal_activity_definition"

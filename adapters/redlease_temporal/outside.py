@@ -20,13 +20,13 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import AcquireTimeout, LeaseLost, Unavailable, clock, limits
+from redlease.limits import Duration
 from redlease.models import Permit, Snapshot
 
 from . import slot_calls as calls
 from .calls import Checking, Inspecting, Terms
 from .coordinator_calls import Release, Renewal, Requester
 from .endings import end_of
-from .settings import Duration
 from .slot import Slot
 from .slot_activities import SLOTS, SlotActivities, gone
 from .telling import UNSURE

@@ -10,6 +10,7 @@ from typing import Any
 from temporalio import workflow
 
 from redlease import limits
+from redlease.limits import Duration
 from redlease.models import Permit, Snapshot
 
 from . import calls
@@ -17,8 +18,6 @@ from .backend import Backend
 from .errors import misuse, misused
 from .hold import Hold, HoldRequest, OnLost, to_its_end
 from .run import Run, current, ticket_of
-
-Duration = float | timedelta
 
 
 class Semaphore:

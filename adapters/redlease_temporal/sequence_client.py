@@ -18,6 +18,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import limits
+from redlease.limits import Duration
 
 from .sequence_workflow import CONTINUED, START, SequenceWorkflow
 from .sequences import (
@@ -25,7 +26,6 @@ from .sequences import (
     SEQUENCE,
     UPDATE_ID_BYTES_MAX,
     Batch,
-    Duration,
     Failure,
     Outcome,
     Progress,

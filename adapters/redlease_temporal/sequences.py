@@ -12,7 +12,6 @@ import json
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
@@ -23,12 +22,11 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 
 from redlease import limits
+from redlease.limits import Duration
 
 from .errors import LockError, misused
 from .hold import seen, to_its_end, until
 from .run import current
-
-Duration = float | timedelta
 
 SEQUENCE = "redlease.sequence"  # the workflow's type
 EXTEND, WITHDRAW, ASK, APPEND, PROGRESS = "extend", "withdraw", "ask", "append", "progress"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import NamedTuple
 
 from temporalio.client import Client
 from temporalio.converter import DefaultPayloadConverter
 
 from redlease import Redlease, limits
-
-Duration = float | timedelta
+from redlease.limits import Duration
 
 
 class Settings(NamedTuple):

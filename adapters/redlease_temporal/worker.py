@@ -25,6 +25,7 @@ from temporalio.worker import (
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from redlease import Redlease
+from redlease.limits import Duration
 
 from .activities import Activities
 from .admission_client import AdmissionInterceptor
@@ -35,7 +36,7 @@ from .interceptors import RelayInterceptor
 from .place_workflow import PlaceWorkflow
 from .relay import Relay
 from .sequence_workflow import SequenceWorkflow
-from .settings import Duration, checked
+from .settings import checked
 from .slot import Slot
 from .slot_activities import SlotActivities
 from .usher import Usher
