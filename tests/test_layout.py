@@ -66,6 +66,7 @@ ADAPTER_ROWS = (
     {"admission", "slot_admission"},
     {"watcher", "admitted"},
     {"relay"},
+    {"requests"},
     {"activities", "exclusive"},
     {"interceptors", "admission_client"},
     {"worker"},

@@ -13,7 +13,8 @@ from redlease.models import Permit, Snapshot
 
 from . import calls, limited
 from .errors import failure
-from .relay import AT_ONCE_S, Relay
+from .relay import Relay
+from .requests import AT_ONCE_S, Requests
 
 T = TypeVar("T")
 
@@ -40,14 +41,14 @@ class Activities:
     """
 
     def __init__(self, relay: Relay) -> None:
-        self._given = relay
+        self._relay = relay
 
     @property
-    def _relay(self) -> Relay:
-        return self._given.with_redis()
+    def _requests(self) -> Requests:
+        return Requests(self._relay.with_redis())
 
-    def _for(self, entry: limited.Entry) -> Relay:
-        return self._relay if entry.backend == "redis" else self._given
+    def _for(self, entry: limited.Entry) -> Requests:
+        return self._requests if entry.backend == "redis" else Requests(self._relay)
 
     @property
     def local(self) -> list[Callable[..., Any]]:
@@ -58,28 +59,28 @@ class Activities:
     @property
     def remote(self) -> list[Callable[..., Any]]:
         """For the internal worker."""
-        return [self.wait, self.release_later, self.reserve_later, self.admit_later, self._given.slots.owner]
+        return [self.wait, self.release_later, self.reserve_later, self.admit_later, self._relay.slots.owner]
 
     @activity.defn(name=calls.ENQUEUE)
     async def enqueue(self, wish: calls.Wish) -> calls.Standing:
         """Queues a request."""
-        return await _told(self._relay.enqueue(wish))
+        return await _told(self._requests.enqueue(wish))
 
     @activity.defn(name=calls.WAIT)
     async def wait(self, wish: calls.Wish) -> Permit:
         """Keeps a place in the queue; completed by a relay once it is granted, and uses no slot until then."""
-        await _told(self._relay.wait(wish, activity.info().task_token))
+        await _told(self._requests.wait(wish, activity.info().task_token))
         _complete_later()
 
     @activity.defn(name=calls.RELEASE)
     async def release(self, giving: calls.Giving) -> calls.Released:
         """Takes a ticket out, as far as Redis can be reached at once."""
-        return await _told(self._relay.release(giving))
+        return await _told(self._requests.release(giving))
 
     @activity.defn(name=calls.RELEASE_LATER)
     async def release_later(self, giving: calls.Giving) -> calls.Released:
         """Takes a ticket out, tried until Redis can be reached."""
-        released = await _told(self._relay.release(giving, patience_ms=5000))
+        released = await _told(self._requests.release(giving, patience_ms=5000))
         if released.pending:
             raise ApplicationError("Redis could not be reached to release it", type="Unavailable")
         return released
@@ -87,22 +88,22 @@ class Activities:
     @activity.defn(name=calls.RENEW)
     async def renew(self, renewing: calls.Renewing) -> calls.Prolonged:
         """Gives a permit a new lease."""
-        return calls.Prolonged.of(await _told(self._relay.renew(renewing)))
+        return calls.Prolonged.of(await _told(self._requests.renew(renewing)))
 
     @activity.defn(name=calls.ADOPT)
     async def adopt(self, adopting: calls.Adopting) -> calls.Prolonged:
         """Takes over a permit for this run."""
-        return calls.Prolonged.of(await _told(self._relay.adopt(adopting)))
+        return calls.Prolonged.of(await _told(self._requests.adopt(adopting)))
 
     @activity.defn(name=calls.CHECK)
     async def check(self, checking: calls.Checking) -> bool:
         """Whether a permit is held now."""
-        return await _told(self._relay.held(checking.terms.resource, checking.ticket, checking.fence))
+        return await _told(self._requests.held(checking.terms.resource, checking.ticket, checking.fence))
 
     @activity.defn(name=calls.INSPECT)
     async def inspect(self, inspecting: calls.Inspecting) -> Snapshot:
         """Looks at a resource."""
-        return await _told(self._relay.inspect(inspecting))
+        return await _told(self._requests.inspect(inspecting))
 
     @activity.defn(name=limited.RESERVE)
     async def reserve(self, entry: limited.Entry) -> bool:

@@ -37,6 +37,7 @@ from .exclusive import relay_here
 from .keepers import keeper_has
 from .limited import admit, rule_of, start_within, wanted
 from .relay import Relay
+from .requests import Requests
 from .run import Run, current, enter, guards_here, read_guards, with_guards
 from .slot_calls import Free
 
@@ -210,4 +211,4 @@ class _GuardedActivities(ActivityInboundInterceptor):
             # Both are times of the Temporal server: no permit lapses within the lease that its holder has been told.
             within = not info.is_local and info.started_time.timestamp() * 1000 < guard.until_ms
             return within or await keeper_has(self._relay.temporal, guard)
-        return await self._relay.with_redis().held(guard.resource, guard.ticket, guard.fence)
+        return await Requests(self._relay.with_redis()).held(guard.resource, guard.ticket, guard.fence)

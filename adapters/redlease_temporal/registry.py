@@ -103,9 +103,10 @@ CLAIM = _script("claim", "relay watch text lease_ms channel")
 PUT = _script("put", "relay watch text generation")
 DROP = _script("drop", "relay watch channel")
 INHERIT = _script("inherit", "relay from")
+OWN = _script("own", "relay after")
 SAY = _script("say", "channel message")
 LAY = _script("lay", "relay watch text channel")
-SCRIPTS = (BEAT, CLAIM, PUT, DROP, INHERIT, SAY, LAY)
+SCRIPTS = (BEAT, CLAIM, PUT, DROP, INHERIT, OWN, SAY, LAY)
 
 
 class Beat(NamedTuple):
@@ -162,10 +163,16 @@ class Registry:
         _, text = await self._call(DROP, relay, watch_id, self.channel, limit_ms=limit_ms)
         return Watch.read(text) if text else None
 
-    async def own(self) -> set[str]:
-        """The ids of the watches that are this relay's."""
-        values = await self._call(INHERIT, self.relay, self.relay)
-        return {watch_id.decode() for watch_id in values[1::2]}
+    async def own(self) -> dict[str, bytes]:
+        """What is written of each watch that is this relay's, by its id."""
+        own: dict[str, bytes] = {}
+        more, after = 1, ""
+        while more:
+            more, *values = await self._call(OWN, self.relay, after)
+            page = {watch_id.decode(): text for watch_id, text in zip(values[::2], values[1::2], strict=True)}
+            after = next(reversed(page), after)  # what a page leaves out for being another's is gone from the next
+            own |= page
+        return own
 
     async def inherit(self, lapsed: str) -> tuple[bool, Iterator[Watch]]:
         """Takes over some watches of a relay that has lapsed, and whether there are more."""

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from temporalio import activity
 from temporalio.client import Client
 
-from redlease import Redlease, RedleaseError, Withdrawn, clock, limits, wire
-from redlease.hold import lease_lost
+from redlease import Redlease, RedleaseError, clock, wire
 from redlease.keeper import Leaving, Released
-from redlease.models import Permit, Snapshot
-from redlease.semaphore import GONE, Semaphore
+from redlease.semaphore import Semaphore
 from redlease.waiting import Room
 
 from . import calls
 from .admission import Admission
 from .admitted import Admitted
 from .errors import misused
-from .limited import Entry, WorkflowConcurrencyLimitExceeded
+from .limited import WorkflowConcurrencyLimitExceeded
 from .owners import Owners, cluster_of
 from .registry import SCRIPTS, Registry, Watch, digest
 from .settings import Settings
@@ -42,7 +38,6 @@ RELAY_LEASE_MS = (300, 3000)  # how long a silent relay is taken to live: the le
 BEATS_A_LEASE = 3
 ROUNDING_MS = 2
 LEAVE_MS = 1000.0  # the longest that a relay which ends waits for Redis
-AT_ONCE_S = 0.7  # how long a local activity waits for Redis: it has a second in all
 
 
 class Relay:
@@ -62,7 +57,7 @@ class Relay:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._watchers: dict[str, Watcher | Admitted] = {}
+        self.watchers: dict[str, Watcher | Admitted] = {}
         self._changed = asyncio.Event()
         self._unheard = asyncio.Event()
         self.turns = Turns(self.spawn)
@@ -139,10 +134,10 @@ class Relay:
             await self._leave()
 
     async def _leave(self) -> None:
-        watchers = list(self._watchers.values())
+        watchers = list(self.watchers.values())
         for watcher in watchers:
             watcher.stop()
-        self._watchers.clear()
+        self.watchers.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -179,7 +174,7 @@ class Relay:
             try:
                 beat = await self.registry.beat(lease_ms)
                 if beat.emptied:
-                    await asyncio.gather(*(self.registry.claim(each.watch) for each in list(self._watchers.values())))
+                    await asyncio.gather(*(self.registry.claim(each.watch) for each in list(self.watchers.values())))
                 elif beat.fresh:
                     await self._forget_lost()
                 for lapsed in beat.lapsed:
@@ -197,15 +192,15 @@ class Relay:
     def _lease_ms(self) -> int:
         """Shorter than the leases it keeps, so that others can take them over in time."""
         least, most = RELAY_LEASE_MS
-        shortest = min((watcher.watch.terms.lease_ms for watcher in self._watchers.values()), default=most * 3)
+        shortest = min((watcher.watch.terms.lease_ms for watcher in self.watchers.values()), default=most * 3)
         return max(least, min(most, shortest // 3))
 
     async def _forget_lost(self) -> None:
         """Stops tending what others may have taken over while this relay was silent."""
-        before = dict(self._watchers)
+        before = dict(self.watchers)
         own = await self.registry.own()
         for watch_id, watcher in before.items():
-            if watch_id not in own and self._watchers.get(watch_id) is watcher:
+            if watch_id not in own and self.watchers.get(watch_id) is watcher:
                 self.forget(watcher)
 
     async def _inherit(self, lapsed: str) -> None:
@@ -218,6 +213,36 @@ class Relay:
     def _tending(self, watch: Watch) -> Watcher | Admitted:
         return Admitted(self, watch) if watch.admission else Watcher(self, watch)
 
+    @contextlib.asynccontextmanager
+    async def heard_of(self) -> AsyncIterator[None]:
+        """What is written down as this relay's, and then left over an error, is looked after."""
+        try:
+            yield
+        except WorkflowConcurrencyLimitExceeded:
+            raise
+        except BaseException:
+            self._unheard.set()
+            raise
+
+    async def claim(self, watch: Watch, *, limit_ms: float | None = None) -> Watch:
+        """Makes the watch this relay's, and returns what was written of it."""
+        async with self.heard_of():
+            return await self.registry.claim(watch, limit_ms=limit_ms)
+
+    async def _find_unheard(self) -> None:
+        """Tends what a claim without an answer has made this relay's: nobody else would, as long as this one lives."""
+        while True:
+            await self._unheard.wait()
+            self._unheard.clear()
+            try:
+                own = await self.registry.own()
+            except RedleaseError as error:
+                logger.warning("the relay could not read what is its own: %s", error)
+                continue
+            for watch_id, text in own.items():
+                if watch_id not in self.watchers:
+                    self.tend(self._tending(Watch.read(text)))
+
     async def _verify(self, watcher: Watcher | Admitted) -> None:
         """Looks whether it is still this relay's: it may have had the same one anew since the message was sent."""
         if not await self.registry.put(watcher.watch):
@@ -229,10 +254,10 @@ class Relay:
             self._changed.set()
         elif kind == "gone":
             owner, watch_id = rest[0].split(" ")
-            if owner == self.name and watch_id in self._watchers:
-                self.spawn(self._verify(self._watchers[watch_id]))
+            if owner == self.name and watch_id in self.watchers:
+                self.spawn(self._verify(self.watchers[watch_id]))
         elif kind == "look":
-            for watcher in self._watchers.values():
+            for watcher in self.watchers.values():
                 if watcher.watch.terms.resource == rest[0] and watcher.watch.fence:
                     watcher.stir()
 
@@ -240,19 +265,19 @@ class Relay:
 
     def tend(self, watcher: Watcher | Admitted) -> None:
         """Tends a watch from now on, in place of whoever did here."""
-        before = self._watchers.get(watcher.watch.id)
+        before = self.watchers.get(watcher.watch.id)
         if before is not None:
             before.stop()
         short = watcher.watch.terms.lease_ms // 3 < RELAY_LEASE_MS[1]
         if short and self._lease_ms() > watcher.watch.terms.lease_ms // 3:
             self._changed.set()
-        self._watchers[watcher.watch.id] = watcher
+        self.watchers[watcher.watch.id] = watcher
         watcher.start()
 
     def forget(self, watcher: Watcher | Admitted) -> None:
         """Tends it no longer."""
-        if self._watchers.get(watcher.watch.id) is watcher:
-            del self._watchers[watcher.watch.id]
+        if self.watchers.get(watcher.watch.id) is watcher:
+            del self.watchers[watcher.watch.id]
         watcher.stop()
 
     def listen(self, watch: Watch, told: Callable[[wire.Message], None]) -> None:
@@ -272,254 +297,28 @@ class Relay:
             settings.idle_ttl_ms,
         )
 
-    async def call(self, *command: Any) -> list[Any]:
-        """Calls a script on a resource, however long Redis may be away."""
-        return (await self.room.connection.call(*command, limit_ms=None)).values
-
-    async def give_back(
-        self, resource: wire.Resource, watch: Watch, *, until_ms: float | None = None, patience_ms: float = LEAVE_MS
-    ) -> Released:
-        """Takes a ticket out, so that no late copy of its request can bring it back."""
-        future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
-        ask = wire.Ask(resource, self.terms(watch), watch.ticket, watch.request, watch.weight)
-        now_ms = clock.now_ms()
-        until_ms = now_ms + watch.terms.lease_ms if until_ms is None else until_ms
-        unsure = True
-        leaving = Leaving(self.room.keeper, ask, watch.fence or None, until_ms, unsure, future)
-        leaving.patience_ms = patience_ms
-        leaving.start(now_ms)
-        return await future
-
-    # Places
-
-    async def reserve(self, entry: Entry, *, limit_s: float) -> bool:
-        """Takes a place for a child that is to be started; whether it may be."""
-        try:
-            if entry.backend == "slots":
-                await self.slots.reserve(entry)
-                return True
-            async with self._heard_of(), asyncio.timeout(limit_s):
-                watch = await self.admission.reserve(entry)
-                if watch is not None:
-                    await self.registry.claim(watch)
-        except WorkflowConcurrencyLimitExceeded:
-            return False
-        if watch is not None:
-            self.tend(Admitted(self, watch))
-        return True
-
-    async def forgo(self, entry: Entry) -> bool:
-        """The child was not started."""
-        if entry.backend == "slots":
-            await self.slots.forgo(entry)
-            return True
-        async with asyncio.timeout(AT_ONCE_S):
-            await self.admission.forgo(entry)
-        return True
-
-    async def admit(self, entry: Entry, *, limit_s: float) -> bool:
-        """Takes the place of a run; whether there is one."""
-        if entry.backend == "slots":
-            return await self.slots.admit(entry)
-        async with self._heard_of(), asyncio.timeout(limit_s):
-            watch = await self.admission.admit(entry)
-        if watch is not None:
-            self.tend(Admitted(self, watch))
-        return watch is not None
-
-    @contextlib.asynccontextmanager
-    async def _heard_of(self) -> AsyncIterator[None]:
-        """What is written down and then left over an error is looked after."""
-        try:
-            yield
-        except WorkflowConcurrencyLimitExceeded:
-            raise
-        except BaseException:
-            self._unheard.set()
-            raise
-
-    def closing(self, workflow_id: str) -> None:
-        """A run of a workflow is about to close; called from the thread that it runs in."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.owners.look_soon, (workflow_id, ""))
-
-    # What the activities ask for
-
-    def _watch(self, wish: calls.Wish) -> Watch:
-        """The watch that a request of the activity's workflow run begins with."""
-        info = activity.info()
-        workflow_id, run_id = info.workflow_id or "", info.workflow_run_id or ""
-        owner = wish.owner or _shortened(workflow_id, limits.OWNER_BYTES_MAX)
-        return Watch(
-            wish.terms,
-            wish.ticket,
-            digest(wish.terms.resource, wish.ticket, run_id, wish.local_id, wish.salt),
-            *(workflow_id, run_id, wish.chain, wish.event_id, wish.local_id, wish.wait_id),
-            wire.label(owner, wish.metadata),
-            owner,
-            weight=wish.weight,
-            metadata=wish.metadata,
-            keep=wish.keep,
-            on_close=wish.on_close,
-            max_hold_ms=wish.max_hold_ms,
-        )
-
-    async def _claim(self, watch: Watch, *, limit_ms: float | None) -> Watch:
-        """Makes the watch this relay's, with what is known of an earlier copy of the request."""
-        known = await self._known(watch, limit_ms=limit_ms)
-        watch.arrival = known.arrival
-        if known.request == watch.request and known.fence:
-            watch.fence, watch.granted_at_ms, watch.capacity = known.fence, known.granted_at_ms, known.capacity
-        return watch
-
-    async def _known(self, watch: Watch, *, limit_ms: float | None = None) -> Watch:
-        """Makes the watch this relay's, and returns what was written of it."""
-        try:
-            return await self.registry.claim(watch, limit_ms=limit_ms)
-        except (RedleaseError, asyncio.CancelledError):
-            self._unheard.set()
-            raise
-
-    async def _find_unheard(self) -> None:
-        """Tends what a claim without an answer has made this relay's: nobody else would, as long as this one lives."""
-        while True:
-            await self._unheard.wait()
-            self._unheard.clear()
-            try:
-                _, watches = await self.registry.inherit(self.name)
-            except RedleaseError as error:
-                logger.warning("the relay could not read what is its own: %s", error)
-                continue
-            for watch in watches:
-                if watch.id not in self._watchers:
-                    self.tend(self._tending(watch))
-
-    async def enqueue(self, wish: calls.Wish) -> calls.Standing:
-        """Queues a request; how it stands. Waits for Redis less than a second."""
-        if not wish.queue:
-            return await self._try(wish)
-        async with asyncio.timeout(AT_ONCE_S):
-            try:
-                return await self._enqueue(wish)
-            except Withdrawn:
-                # This workflow task was begun once before, came as far as the release, and was not recorded: what that
-                # run of it asked for must not come again, and this one asks for another.
-                return await self._enqueue(dataclasses.replace(wish, salt=secrets.token_hex(4)))
-
-    async def _enqueue(self, wish: calls.Wish) -> calls.Standing:
-        watch = await self._claim(self._watch(wish), limit_ms=None)
-        watcher = Watcher(self, watch, at_once=True)
-        self.tend(watcher)
-        return dataclasses.replace(await watcher.standing(), salt=wish.salt)
-
-    async def _try(self, wish: calls.Wish) -> calls.Standing:
-        watch = self._watch(wish)
-        permit = await self.semaphore(wish.terms).try_acquire(
-            ticket=wish.ticket, weight=wish.weight, owner=watch.owner, metadata=wish.metadata
-        )
-        return calls.Standing(permit)
-
-    async def wait(self, wish: calls.Wish, token: bytes) -> None:
-        """Sees to it that the activity with this token is completed once the request is granted."""
-        watch = self._watch(wish)
-        # The marker of the local activity says that it queued: only this activity's completion records the grant.
-        watch.local_id = watch.wait_id
-        await self._claim(watch, limit_ms=LEAVE_MS)
-        watcher = Watcher(self, watch)
-        watcher.attach(token)
-        await self.registry.put(watch)
-        self.tend(watcher)
-
-    async def release(self, giving: calls.Giving, *, patience_ms: float = AT_ONCE_S * 1000) -> calls.Released:
-        """Takes a ticket out, as holder or as waiter."""
-        semaphore = self.semaphore(giving.terms)
-        try:
-            async with asyncio.timeout(patience_ms / 1000):
-                if giving.administrative:
-                    return calls.Released(await semaphore.release(giving.ticket))
-                leaving = self._leaving(giving)
-                known = self._watchers.pop(leaving.id, None)
-                if known is not None:
-                    known.stop()
-                await self.registry.drop(leaving.id, anyones=True)
-                released = await self.give_back(
-                    wire.Resource(self.prefix, giving.terms.resource), leaving, patience_ms=patience_ms
-                )
-        except TimeoutError:
-            return calls.Released(released=False, pending=True)
-        if isinstance(released, RedleaseError):
-            raise released
-        if self.settings.by_signal:
-            await self._tell_holders(semaphore)
-        return calls.Released(bool(released), pending=released is None)
-
-    async def _tell_holders(self, semaphore: Semaphore) -> None:
-        """Returns when whoever holds it now was told.
-
-        A server that skips time does so as soon as no workflow task is under way, and with all others waiting for a
-        signal it would skip to where they time out.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(AT_ONCE_S):
-                holders = {permit.ticket for permit in (await semaphore.inspect()).holders}
-                for watcher in list(self._watchers.values()):
-                    watch = watcher.watch
-                    if not isinstance(watcher, Watcher) or not watch.token:
-                        continue
-                    if watch.ticket in holders and watch.terms.resource == semaphore.name:
-                        await watcher.handed_over.wait()
-
-    def _leaving(self, giving: calls.Giving) -> Watch:
-        wish = calls.Wish(giving.terms, giving.ticket, "", 0, giving.asked, "", salt=giving.salt)
-        watch = self._watch(wish)
-        if giving.fence is not None:  # the fence names it, and its own request is the one that must not come again
-            watch.fence, watch.request = giving.fence, ""
-        return watch
-
-    async def adopt(self, adopting: calls.Adopting) -> Permit:
-        """Takes a permit over for a run: with a new fence, unless it comes from the same chain of runs."""
-        permit, watch = adopting.permit, self._watch(adopting.wish)
-        resource = wire.Resource(self.prefix, permit.resource)
-        async with asyncio.timeout(AT_ONCE_S):
-            known = await self._known(watch)
-            # No ghost of a run is left once the next one of its chain runs. (The same request is a repeated one.)
-            before = known if known.request != watch.request else None
-            same = before is not None and (before.workflow_id, before.chain) == (watch.workflow_id, watch.chain)
-            refence = not same if adopting.refence is None else adopting.refence
-            values = await self.call(
-                *(resource, wire.ADOPT, permit.ticket, permit.fence, watch.request, self.room.new_name()),
-                *(watch.terms.lease_ms, int(refence), self.settings.idle_ttl_ms, watch.label),
-            )
-            if values[0] == 0:
-                await self.registry.drop(watch.id)
-                raise lease_lost(permit.resource, permit.ticket, permit.fence, GONE)
-            watch.fence, watch.granted_at_ms, _, watch.weight, watch.capacity = values
-            await self.registry.put(watch)
-        watcher = Watcher(self, watch, at_once=True)
-        self.tend(watcher)
-        return watcher.permit
-
-    async def renew(self, renewing: calls.Renewing) -> Permit:
-        """Gives a permit a lease of that length."""
-        return await self.semaphore(renewing.terms).renew(renewing.permit, lease=renewing.lease_ms / 1000)
-
-    async def held(self, resource: str, ticket: str, fence: int) -> bool:
-        """Whether a permit is held now, under its fence."""
-        answer = await self.room.connection.call(
-            wire.Resource(self.prefix, resource), wire.CHECK, ticket, fence, ticket=ticket
-        )
-        return bool(answer.values[0])
-
-    async def inspect(self, inspecting: calls.Inspecting) -> Snapshot:
-        """The resource as it is."""
-        return await self.semaphore(inspecting.terms).inspect(limit=inspecting.limit)
-
     def semaphore(self, terms: calls.Terms) -> Semaphore:
         """The resource, as a service would use it."""
         return self.client.semaphore(
             terms.resource, terms.capacity, lease=terms.lease_ms / 1000, max_waiters=terms.max_waiters
         )
 
+    async def call(self, *command: Any) -> list[Any]:
+        """Calls a script on a resource, however long Redis may be away."""
+        return (await self.room.connection.call(*command, limit_ms=None)).values
 
-def _shortened(text: str, bytes_max: int) -> str:
-    return text.encode()[:bytes_max].decode(errors="ignore")
+    async def give_back(self, resource: wire.Resource, watch: Watch, *, patience_ms: float = LEAVE_MS) -> Released:
+        """Takes a ticket out, so that no late copy of its request can bring it back."""
+        future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
+        ask = wire.Ask(resource, self.terms(watch), watch.ticket, watch.request, watch.weight)
+        now_ms = clock.now_ms()
+        until_ms, unsure = now_ms + watch.terms.lease_ms, True
+        leaving = Leaving(self.room.keeper, ask, watch.fence or None, until_ms, unsure, future)
+        leaving.patience_ms = patience_ms
+        leaving.start(now_ms)
+        return await future
+
+    def closing(self, workflow_id: str) -> None:
+        """A run of a workflow is about to close; called from the thread that it runs in."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.owners.look_soon, (workflow_id, ""))

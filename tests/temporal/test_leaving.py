@@ -14,7 +14,7 @@ from temporal_tools import Place, names_of, tasks_that_failed
 from temporalio.client import WorkflowFailureError
 from temporalio.worker import Replayer
 
-from redlease_temporal.relay import Relay
+from redlease_temporal.requests import Requests
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -30,7 +30,7 @@ async def test_a_run_ends_after_its_last_request_is_given_up(
     place: Place, task_queue: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two requests that time out together the second takes longer to give up: the run ends all the same, at once."""
-    release, given_up = Relay.release, 0
+    release, given_up = Requests.release, 0
 
     async def second_is_slow(self: Any, *args: Any, **options: Any) -> Any:
         nonlocal given_up
@@ -44,7 +44,7 @@ async def test_a_run_ends_after_its_last_request_is_given_up(
         actor = await bench.actor()
         permit = await bench.do(actor, Actor.acquire, Asking())
         if backend == "redis":
-            monkeypatch.setattr(Relay, "release", second_is_slow)
+            monkeypatch.setattr(Requests, "release", second_is_slow)
         handle = await client.start_workflow(Leaving.run, bench.on, id=f"{task_queue}-leaving", task_queue=task_queue)
         assert await handle.result() == "timed out"
         assert not {"WORKFLOW_TASK_FAILED", "WORKFLOW_TASK_TIMED_OUT"} & set(await names_of(handle))
@@ -152,7 +152,7 @@ async def test_a_worker_ends_while_its_run_gives_up(
     place: Place, task_queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shutdown waits no longer than for the answer to what is asked just then; the run ends here or elsewhere."""
-    release, asked = Relay.release, asyncio.Event()
+    release, asked = Requests.release, asyncio.Event()
 
     async def slowly(self: Any, *args: Any, **options: Any) -> Any:
         asked.set()
@@ -167,7 +167,7 @@ async def test_a_worker_ends_while_its_run_gives_up(
         await bench.do(actor, Actor.acquire, Asking())
         handle = await bench.start(Quitting.run, bench.on, "return", 2)
         await bench.until_waiting(actor, 2)
-        monkeypatch.setattr(Relay, "release", slowly)
+        monkeypatch.setattr(Requests, "release", slowly)
         await handle.signal(Quitting.go)
         await asyncio.wait_for(asked.wait(), 5)
         async with asyncio.timeout(5):

@@ -21,6 +21,7 @@ from waiting_flows import Got, Many, Wait, Waiter
 from redlease import Permit, Redlease, Semaphore
 from redlease_temporal import owners
 from redlease_temporal.relay import Relay
+from redlease_temporal.requests import Requests
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually, queue_up, until_waiting, watches_of
@@ -274,14 +275,14 @@ async def test_withdrawn(make_stage: MakeStage, redis_url: str, prefix: str) -> 
 
 async def test_withdrawn_before_its_activity_began(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken out between queueing and the start of the activity that waits, the workflow gets Withdrawn as well."""
-    wait_of_relay, began, may_go_on = Relay.wait, asyncio.Event(), asyncio.Event()
+    keep_place, began, may_go_on = Requests.wait, asyncio.Event(), asyncio.Event()
 
-    async def held_back(relay: Relay, wish: calls.Wish, token: bytes) -> None:
+    async def held_back(requests: Requests, wish: calls.Wish, token: bytes) -> None:
         began.set()
         await may_go_on.wait()
-        await wait_of_relay(relay, wish, token)
+        await keep_place(requests, wish, token)
 
-    monkeypatch.setattr(Relay, "wait", held_back)
+    monkeypatch.setattr(Requests, "wait", held_back)
     stage = await make_stage()
     wait = Wait("r")
     pool = stage.pool(wait)
@@ -321,7 +322,7 @@ async def test_the_next_attempt_goes_on_with_the_place(make_stage: MakeStage) ->
     permit = await pool.acquire()
     handles = await stage.line_up(wait, 2)
     tickets = await until_waiting(pool, 2)
-    watchers = stage.relay._watchers
+    watchers = stage.relay.watchers
     await eventually(lambda: len([one for one in watchers.values() if one.watch.token]) == 2)
     tokens = [watcher.watch.token for watcher in watchers.values()]
 
@@ -390,7 +391,7 @@ async def test_an_attempt_dies_with_its_worker(make_stage: MakeStage, monkeypatc
         lost.set()
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.relay, "wait", lose)
+        patch.setattr(Requests, "wait", lose)
         first = await stage.start(wait, 1)
         await eventually(lost)
     second = await stage.start(wait, 2)
@@ -410,19 +411,19 @@ async def test_a_grant_that_nobody_could_be_told_of_lapses(
     wait = Wait("r", lease=2)
     permit = await stage.pool(wait).acquire()
     first, second = await stage.line_up(wait, 2)
-    watchers = stage.relay._watchers
+    watchers = stage.relay.watchers
     await eventually(lambda: len([one for one in watchers.values() if one.watch.token]) == 2)
-    keep_place = stage.relay.wait
+    keep_place = Requests.wait
     lost = asyncio.Event()
 
-    async def lose_first(wish: Any, token: bytes) -> None:
+    async def lose_first(requests: Requests, wish: calls.Wish, token: bytes) -> None:
         if f"/{first.id}/" in wish.ticket:
             lost.set()
         else:
-            await keep_place(wish, token)
+            await keep_place(requests, wish, token)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.relay, "wait", lose_first)
+        patch.setattr(Requests, "wait", lose_first)
         await eventually(lost)  # the token that the relay has is of an attempt that is over
         await stage.pool(wait).release(permit)
         async with asyncio.timeout(8):

@@ -1,0 +1,36 @@
+"""The registry of what relays watch on behalf of workflow runs, on servers, without Temporal."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from redlease import wire
+from redlease_temporal.calls import Terms
+from redlease_temporal.registry import SCRIPTS, Registry, Watch
+
+if TYPE_CHECKING:
+    from conftest import MakeClient, Servers
+
+WATCHES = 10_050  # more than were ever read at once
+TAKEN = range(0, WATCHES, 100)
+
+
+def watch_of(number: int) -> Watch:
+    """Return the watch of one workflow of many."""
+    workflow = f"workflow-{number}"
+    return Watch(Terms("r", 1, 1000), workflow, "request", workflow, "run", "run", 3, "1", "", "", "o")
+
+
+async def test_a_relay_reads_all_that_is_its_own(make_client: MakeClient, servers: Servers, prefix: str) -> None:
+    """Ten thousand watches are read in pages; those that another relay has taken over are not among them."""
+    client = await make_client(url=servers.url("redis7"))
+    connection = client.room.connection
+    connection.scripts = (*wire.SCRIPTS, *SCRIPTS)
+    one, other = (Registry(connection, prefix, "g", name) for name in ("one", "other"))
+    watches = [watch_of(number) for number in range(WATCHES)]
+    await asyncio.gather(*map(one.claim, watches))
+    await asyncio.gather(*(other.claim(watches[number]) for number in TAKEN))
+    kept = {watch.id: watch for number, watch in enumerate(watches) if number not in TAKEN}
+    assert {watch_id: Watch.read(text) for watch_id, text in (await one.own()).items()} == kept
+    assert (await other.own()).keys() == {watches[number].id for number in TAKEN}
