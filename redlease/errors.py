@@ -21,11 +21,13 @@ class RedleaseError(Exception):
         self.ticket = ticket
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.args[0], self.resource, self.ticket)
+        return _rebuild, (type(self), self.args), self.__dict__
 
 
-def _rebuild(kind: type[RedleaseError], message: str, resource: str | None, ticket: str | None) -> RedleaseError:
-    return kind(message, resource=resource, ticket=ticket)
+def _rebuild(kind: type[RedleaseError], args: tuple[object, ...]) -> RedleaseError:
+    error = kind.__new__(kind)  # whatever else a subclass is made with is in what comes after
+    error.args = args
+    return error
 
 
 class AcquireTimeout(RedleaseError, TimeoutError):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from datetime import timedelta
+
+from .models import Permit
 
 Duration = float | timedelta  # a number is in seconds
 
@@ -17,16 +20,24 @@ CAPACITY_MAX = 2**31 - 1
 LEASE_MS_MIN = 10
 DURATION_MS_MAX = 366 * 24 * 3600 * 1000
 
+_shown = reprlib.Repr()  # what an error repeats of what was given
+_shown.maxstring = _shown.maxother = 80
+
 
 def checked_text(what: str, text: str, bytes_max: int) -> str:
     """The text, or ValueError when it is empty or too long."""
     if not isinstance(text, str) or not text:
-        raise ValueError(f"the {what} must be a string that is not empty, not {text!r}")
+        raise ValueError(f"the {what} must be a string that is not empty, not {_shown.repr(text)}")
     if len(text) * 4 > bytes_max or not text.isascii():
         size = _size(what, text)
         if size > bytes_max:
             raise ValueError(f"the {what} {text[:40]!r}... has {size} bytes; {bytes_max} are allowed")
     return text
+
+
+def shortened(text: str, bytes_max: int) -> str:
+    """As much of the text as fits."""
+    return text.encode()[:bytes_max].decode(errors="ignore")
 
 
 def _size(what: str, text: str) -> int:
@@ -47,7 +58,7 @@ def checked_prefix(prefix: str) -> str:
 def checked_count(what: str, count: int, low: int = 1) -> int:
     """The count, or ValueError when it is no whole number from `low` to 2**31 - 1."""
     if type(count) is not int or not low <= count <= CAPACITY_MAX:
-        raise ValueError(f"{what} must be a whole number from {low} to {CAPACITY_MAX}, not {count!r}")
+        raise ValueError(f"{what} must be a whole number from {low} to {CAPACITY_MAX}, not {_shown.repr(count)}")
     return count
 
 
@@ -58,18 +69,30 @@ def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
     if not isinstance(metadata, dict) or not all(
         isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()
     ):
-        raise ValueError(f"metadata maps strings to strings, not {metadata!r}")
+        raise ValueError(f"metadata maps strings to strings, not {_shown.repr(metadata)}")
     if sum(_size("metadata", text) for pair in metadata.items() for text in pair) > METADATA_BYTES_MAX:
         raise ValueError(f"metadata may have {METADATA_BYTES_MAX} bytes in all")
     return dict(metadata)
 
 
+def checked_permit(permit: Permit, resource: str) -> Permit:
+    """The permit, or ValueError when it is none of that resource, or has what no permit of it can have."""
+    if not isinstance(permit, Permit) or permit.resource != resource:
+        raise ValueError(f"{_shown.repr(permit)} is no permit of resource {resource!r}")
+    checked_text("permit's ticket", permit.ticket, TICKET_BYTES_MAX)
+    checked_count("the permit's weight", permit.weight)
+    if not LEASE_MS_MIN <= permit.lease_ms <= DURATION_MS_MAX:
+        lease_ms = _shown.repr(permit.lease_ms)
+        raise ValueError(f"lease_ms of a permit must be from {LEASE_MS_MIN} to {DURATION_MS_MAX}, not {lease_ms}")
+    return permit
+
+
 def milliseconds(what: str, duration: Duration, low: int = 0) -> int:
     """A duration in seconds or a timedelta as whole ms, rounded up; ValueError when below `low` or over a year."""
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or math.isnan(seconds):
-        raise ValueError(f"{what} must be seconds or a timedelta, not {duration!r}")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise ValueError(f"{what} must be seconds or a timedelta, not {_shown.repr(duration)}")
     if not low <= seconds * 1000 <= DURATION_MS_MAX:
         bounds = f"from {low / 1000:g} s to {DURATION_MS_MAX // 1000:,} s"
-        raise ValueError(f"{what} must be {bounds}, not {duration!r}")
+        raise ValueError(f"{what} must be {bounds}, not {_shown.repr(duration)}")
     return math.ceil(round(seconds * 1000, 6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -128,11 +128,11 @@ class Semaphore:
         Raises:
             LeaseLost: It is no longer held under its fence: it lapsed, was released, or another has adopted it.
         """
-        self._own(permit)
+        limits.checked_permit(permit, self.name)
         fate = checked_fate(on_lost, max_hold)
         self._room.check_open()
         terms = self._terms
-        written = wire.label(terms.owner, permit.metadata)
+        written = wire.label(terms.owner, limits.checked_metadata(permit.metadata))
         forget_ticket = self._room.claim_ticket(self._resource, permit.ticket)
         # A repeated call is the same request, so that it gets what one without an answer may have got.
         key = (self._resource.state_key, permit.ticket, permit.fence)
@@ -154,9 +154,9 @@ class Semaphore:
             raise
         finally:
             self._room.listeners.pop(request, None)
-        fence, granted_at_ms, expires_at_ms, _, capacity = answer.values
+        fence, granted_at_ms, expires_at_ms, weight, capacity = answer.values
         granted = wire.Granted(fence, granted_at_ms, expires_at_ms, capacity)
-        hold = Hold(self._room.keeper, ask, dict(permit.metadata), forget_ticket)
+        hold = Hold(self._room.keeper, ask._replace(weight=weight), dict(permit.metadata), forget_ticket)
         hold.start(granted, answer.sent_ms + terms.lease_ms, fate, told=told)
         if self._room.closed:  # while the answer was under way: closing has seen to all other holds
             hold.lose("its client was closed")
@@ -173,7 +173,7 @@ class Semaphore:
             LeaseLost: It is no longer held under its fence.
             Unavailable: The server was not reached.
         """
-        self._own(permit)
+        limits.checked_permit(permit, self.name)
         lease_ms = permit.lease_ms if lease is None else limits.milliseconds("lease", lease, limits.LEASE_MS_MIN)
         answer = await self._connection.call(
             *(self._resource, wire.RENEW, permit.ticket, permit.fence, lease_ms, "told", self._terms.idle_ttl_ms),
@@ -196,7 +196,7 @@ class Semaphore:
         if isinstance(permit, str):
             limits.checked_text("ticket", permit, limits.TICKET_BYTES_MAX)
             return await self._expel(permit, "")
-        self._own(permit)
+        limits.checked_permit(permit, self.name)
         future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
         now_ms = clock.now_ms()
         request, until_ms = self._room.unsure.pop((self._resource.state_key, permit.ticket), ("", 0.0))
@@ -216,7 +216,7 @@ class Semaphore:
 
     async def check(self, permit: Permit) -> bool:
         """Whether the permit is held now, under its fence."""
-        self._own(permit)
+        limits.checked_permit(permit, self.name)
         answer = await self._connection.call(
             *(self._resource, wire.CHECK, permit.ticket, permit.fence), ticket=permit.ticket
         )
@@ -269,7 +269,7 @@ class Semaphore:
             self._room.keeper.follow_up(self._resource, self._terms)
         return bool(released)
 
-    async def watch(self) -> AsyncIterator[Snapshot]:
+    async def watch(self) -> AsyncGenerator[Snapshot, None]:
         """Yields the resource as it is, and again each time it has changed; changes are pushed.
 
         Changes in quick succession may be seen as one. Costs nothing on the server while nobody watches.
@@ -379,10 +379,6 @@ class Semaphore:
 
     def _unreached(self, waiting: Waiting) -> None:
         waiting.fail(self._connection.unavailable(self.name, waiting.ask.ticket))
-
-    def _own(self, permit: Permit) -> None:
-        if not isinstance(permit, Permit) or permit.resource != self.name:
-            raise ValueError(f"{permit!r} is no permit of resource {self.name!r}")
 
 
 class Lock(Semaphore):

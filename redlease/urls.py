@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from redis.asyncio import ConnectionPool
@@ -13,6 +13,8 @@ from .sentinel import primary_pool
 CLUSTER = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 SENTINEL = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 SINGLE = ("redis", "rediss", "unix")
+
+Pool = TypeVar("Pool", bound=ConnectionPool)
 
 
 def read_url(url: str, options: dict[str, Any]) -> ConnectionPool | NamedServers:
@@ -25,14 +27,26 @@ def read_url(url: str, options: dict[str, Any]) -> ConnectionPool | NamedServers
         raise ValueError(f"the URL must be a string, not a {type(url).__name__}")
     scheme = _checked_scheme(url)
     if scheme in SENTINEL:
-        return primary_pool(NamedServers(url, SENTINEL[scheme], SENTINEL_PORT, options))
+        return _checked_options(primary_pool(NamedServers(url, SENTINEL[scheme], SENTINEL_PORT, options)))
     if scheme in CLUSTER:
         servers = NamedServers(url, CLUSTER[scheme], REDIS_PORT, options)
-        by_option = servers.pool(servers.seeds[0]).connection_kwargs.get("db", 0)
+        by_option = _checked_options(servers.pool(servers.seeds[0])).connection_kwargs.get("db", 0)
         if servers.path not in ([], ["0"]) or by_option != 0:
             raise ValueError(f"a cluster has the database 0 alone, not {'/'.join(servers.path) or by_option!r}")
         return servers
-    return ConnectionPool.from_url(url, **options)
+    database = urlsplit(url).path.strip("/")
+    if scheme != "unix" and database and not database.isdecimal():  # which redis-py would take for 0
+        raise ValueError("the path of the URL is the number of a database: redis://host:port/0")
+    return _checked_options(ConnectionPool.from_url(url, **options))
+
+
+def _checked_options(pool: Pool) -> Pool:
+    """The pool, if connections can be made with its options; redis-py looks at them when it connects."""
+    try:
+        pool.connection_class(**pool.connection_kwargs)
+    except TypeError as error:
+        raise ValueError(f"a connection of redis-py has no such option: {error}") from error
+    return pool
 
 
 def _checked_scheme(url: str) -> str:

@@ -37,6 +37,7 @@ NOISE = (
     r"Failed completing activity task|Exception handling failed|Final heartbeat task didn't trap",
     r"Worker failed, shutting down|Activity task raised during worker shutdown",
     r"in (default|custom) exception handler",
+    r"a task of the relay failed",
 )
 _NOISE = re.compile("|".join(NOISE))
 

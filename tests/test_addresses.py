@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from redis.asyncio import RedisCluster, SSLConnection
+from redis.asyncio import ConnectionPool, RedisCluster, SSLConnection
 from redis.asyncio.sentinel import SentinelConnectionPool
 
 from redlease import wire
@@ -30,6 +30,31 @@ def test_addresses(text: str, address: Address) -> None:
     """Names and numbers, with a port or without, and written out again."""
     assert read_address(text) == address
     assert read_address(str(address)) == address
+
+
+@pytest.mark.parametrize("path", ["", "/", "/3", "/3/"])
+def test_a_database_in_a_url(path: str) -> None:
+    """The path of a URL is the number of a database."""
+    pool = read_url(f"redis://host{path}", {})
+    assert isinstance(pool, ConnectionPool)
+    assert pool.connection_kwargs.get("db", 0) == (3 if "3" in path else 0)
+
+
+@pytest.mark.parametrize("path", ["/mine", "/-1", "/0/1", "/0x"])
+def test_what_is_no_database(path: str) -> None:
+    """What redis-py would take for the database 0 in silence is refused."""
+    with pytest.raises(ValueError, match="number of a database"):
+        read_url(f"redis://host{path}", {})
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://host", "rediss://host", "unix:///tmp/s", "redis+cluster://host", "redis+sentinel://host/service"]
+)
+def test_an_option_that_there_is_not(url: str) -> None:
+    """A misspelt setting is told when the client is made, and not when it connects."""
+    with pytest.raises(ValueError, match="waiter_leese"):
+        read_url(url, {"waiter_leese": 3})
+    read_url(url, {"socket_connect_timeout": 3})
 
 
 @pytest.mark.parametrize("text", ["host:", "host:x", "host:0", "host:65536", ":"])

@@ -224,7 +224,7 @@ async def test_a_watcher_sees_changes(cluster: Cluster, make_client: MakeClient)
         while not (snapshot := await anext(watching)).holders:
             pass
     assert snapshot.holders[0].fence == permit.fence
-    await watching.aclose()  # type: ignore[attr-defined]
+    await watching.aclose()
     assert await two.lock("r").release(permit)
 
 

@@ -145,13 +145,15 @@ async def test_a_timeout_of_nothing_never_queues(client: Redlease, make_one: Mak
 
 
 async def test_an_error_survives_the_way_to_another_process(client: Redlease) -> None:
-    """Errors can be pickled, with resource and ticket."""
+    """Errors can be pickled, with resource, ticket and notes."""
     lock = client.lock("r")
     await lock.acquire()
     with pytest.raises(AcquireTimeout) as caught:
         await lock.acquire(timeout=0, ticket="t")
+    caught.value.add_note("seen")
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (type(copy), str(copy), copy.resource, copy.ticket) == (AcquireTimeout, str(caught.value), "r", "t")
+    assert copy.__notes__ == ["seen"]
 
 
 async def test_a_full_queue_refuses_at_once(client: Redlease, make_one: MakeOne) -> None:

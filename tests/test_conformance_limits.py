@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,9 @@ async def test_the_largest_capacity_and_weight(client: Redlease) -> None:
     assert await pool.release(permit)
 
 
-@pytest.mark.parametrize("seconds", [0, -1, 0.001, math.nan, math.inf, 1e12, True, "30", timedelta(0), timedelta(-1)])
+@pytest.mark.parametrize(
+    "seconds", [0, -1, 0.001, math.nan, math.inf, 1e12, 10**400, True, "30", timedelta(0), timedelta(-1)]
+)
 async def test_leases(client: Redlease, seconds: Any) -> None:
     """A lease is longer than nothing and shorter than for ever, in seconds or as a timedelta."""
     for make in (
@@ -86,7 +89,7 @@ async def test_leases(client: Redlease, seconds: Any) -> None:
         await client.lock("r").renew(permit, lease=seconds)
 
 
-@pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, True, "1"])
+@pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, -(10**400), True, "1"])
 async def test_timeouts(client: Redlease, make_one: MakeOne, seconds: Any) -> None:
     """A timeout is not negative; None is for ever."""
     lock = make_one(client)
@@ -116,6 +119,48 @@ async def test_texts(client: Redlease, make: Callable[..., Any], options: dict[s
     """Tickets and owners are short strings, metadata maps strings to strings and is small."""
     with pytest.raises(ValueError, match=what):
         await make(client, **options)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resource": "other"},
+        {"ticket": ""},
+        {"ticket": "x" * 257},
+        {"weight": 0},
+        {"lease_ms": -5},
+        {"lease_ms": 10**15},
+        {"lease_ms": 10**30},
+    ],
+)
+async def test_a_permit_that_was_written_by_hand(client: Redlease, change: dict[str, Any]) -> None:
+    """A permit with what no permit of the resource can have is refused, and the true one stays as it is."""
+    pool = client.semaphore("r", capacity=3)
+    permit = await pool.acquire()
+    wrong = replace(permit, **change)
+    for use in (pool.renew, pool.release, pool.check, pool.adopt):
+        with pytest.raises(ValueError, match=r"permit|ticket"):
+            await use(wrong)
+    assert (await pool.inspect()).holders == (permit,)
+
+
+async def test_what_is_adopted_is_what_the_server_has(client: Redlease) -> None:
+    """The weight of a hold is that of the server's permit, whatever the copy says; too much metadata is refused."""
+    pool = client.semaphore("r", capacity=3)
+    permit = await pool.acquire(weight=2)
+    with pytest.raises(ValueError, match="metadata"):
+        await pool.adopt(replace(permit, metadata={"k": "x" * 4097}))
+    hold = await pool.adopt(replace(permit, weight=99))
+    assert hold.permit.weight == 2
+    assert await hold.release()
+
+
+async def test_an_error_repeats_little_of_what_was_given(client: Redlease) -> None:
+    """However much was passed by mistake, the message fits on a screen."""
+    for wrong in ("x" * 10**6, ["x" * 10**6], b"x" * 10**6):
+        with pytest.raises(ValueError, match="capacity") as caught:
+            client.semaphore("r", capacity=wrong)  # type: ignore[arg-type]
+        assert len(str(caught.value)) < 300
 
 
 async def test_other_parameters(client: Redlease, make_one: MakeOne) -> None:

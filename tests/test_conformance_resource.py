@@ -252,7 +252,7 @@ async def test_watch_yields_changes(client: Redlease, make_client: MakeClient) -
         seen.append(await asyncio.wait_for(anext(watching), 2))
     await pool.release(await task)
     await until(0, 0)
-    await watching.aclose()  # type: ignore[attr-defined]
+    await watching.aclose()
 
 
 async def test_watch_sees_what_lapses(client: Redlease) -> None:
@@ -262,7 +262,7 @@ async def test_watch_sees_what_lapses(client: Redlease) -> None:
     watching = lock.watch()
     assert len((await anext(watching)).holders) == 1
     assert (await asyncio.wait_for(anext(watching), 2)).holders == ()
-    await watching.aclose()  # type: ignore[attr-defined]
+    await watching.aclose()
 
 
 async def test_a_watch_is_cancelled_whatever_comes_with_it(client: Redlease) -> None:
@@ -322,11 +322,11 @@ async def test_many_may_watch(client: Redlease) -> None:
     permit = await lock.acquire()
     for watching in watchers:
         assert len((await asyncio.wait_for(anext(watching), 2)).holders) == 1
-    await watchers.pop().aclose()  # type: ignore[attr-defined]
+    await watchers.pop().aclose()
     await lock.release(permit)
     for watching in watchers:
         assert (await asyncio.wait_for(anext(watching), 2)).holders == ()
-        await watching.aclose()  # type: ignore[attr-defined]
+        await watching.aclose()
 
 
 async def test_many_waiters_and_holders_at_once(client: Redlease) -> None:

@@ -232,7 +232,7 @@ async def test_a_watcher_costs_only_while_it_watches(counted: Counted) -> None:
     await anext(watching)
     await lock.release(await lock.acquire())
     assert counted.messages() == before + 2
-    await watching.aclose()  # type: ignore[attr-defined]
+    await watching.aclose()
 
 
 @pytest.mark.parametrize("clients", [1, 4])

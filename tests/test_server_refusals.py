@@ -127,7 +127,7 @@ async def test_the_rights_that_the_error_names_are_enough(
     await lock.resize(2)
     watching = lock.watch()
     assert (await anext(watching)).capacity == 2
-    await watching.aclose()  # type: ignore[attr-defined]
+    await watching.aclose()
     assert await lock.release_all(queue=True) == 1
 
 
@@ -292,7 +292,7 @@ async def _watch(pool: Semaphore) -> Any:
     try:
         return await anext(watching)
     finally:
-        await watching.aclose()  # type: ignore[attr-defined]
+        await watching.aclose()
 
 
 OPERATIONS: dict[str, Callable[[Semaphore, Permit], Awaitable[Any]]] = {

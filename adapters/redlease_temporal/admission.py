@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Awaitable
 from typing import NamedTuple
 
-from redlease import wire
+from redlease import limits, wire
 from redlease.waiting import Room
 from redlease.wire import Status
 
@@ -24,7 +24,6 @@ from .registry import Registry, Watch, digest
 PROVISIONAL_MS = 30_000  # how long a place is kept for a start of which nothing more is heard
 KEPT_MS = 24 * 3600 * 1000  # how long a run's place outlives the last relay
 MISSED_MS = 4500  # within which another relay goes on with what a dead one had: a third of it is that one's lease
-TICKET_BYTES_MAX = 256
 
 
 class _Grant(NamedTuple):
@@ -56,9 +55,9 @@ class Admission:
     def watch_of(self, entry: Entry) -> Watch:
         """A place as it is written; nobody has it yet."""
         ticket = f"{self._namespace}/{entry.workflow_id}"
-        if len(ticket.encode()) > TICKET_BYTES_MAX:
+        if len(ticket.encode()) > limits.TICKET_BYTES_MAX:
             ticket = digest(ticket)
-        owner = entry.workflow_id.encode()[:TICKET_BYTES_MAX].decode(errors="ignore")
+        owner = limits.shortened(entry.workflow_id, limits.OWNER_BYTES_MAX)
         metadata = {"workflow_type": entry.workflow_type}
         return Watch(
             Terms(entry.resource, entry.limit, MISSED_MS),

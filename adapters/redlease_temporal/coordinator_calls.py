@@ -127,7 +127,6 @@ class Call:
     """A signal for the coordinator of a resource, from workflow code."""
 
     terms: Terms
-    request: Request | None = None
     release: Release | None = None
     renewal: Renewal | None = None
     adoption: Adoption | None = None

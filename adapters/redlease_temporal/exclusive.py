@@ -22,7 +22,7 @@ from redlease.limits import Duration
 from redlease.semaphore import Semaphore
 
 from .calls import Terms
-from .errors import AcquireTimeout, failure
+from .errors import AcquireTimeout, failure, misuse
 from .registry import digest
 from .relay import Relay
 
@@ -50,6 +50,7 @@ class _Rule(NamedTuple):
     def terms(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms:
         """The resource that an activity with these arguments needs."""
         name = self.name if self.key is None else f"{self.name}:{self.key(*args, **kwargs)}"
+        misuse(limits.checked_text, "resource name", name, limits.NAME_BYTES_MAX)
         return Terms(name, self.capacity, self.lease_ms, self.max_waiters)
 
 
@@ -220,7 +221,7 @@ async def _leave_to_next(rule: _Rule, semaphore: Semaphore, hold: Hold) -> None:
 
 def _owner() -> str:
     info = activity.info()
-    return (info.workflow_id or info.activity_id).encode()[: limits.OWNER_BYTES_MAX].decode(errors="ignore")
+    return limits.shortened(info.workflow_id or info.activity_id, limits.OWNER_BYTES_MAX)
 
 
 def _ticket() -> str:

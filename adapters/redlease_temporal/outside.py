@@ -101,7 +101,7 @@ class SlotSemaphore:
 
     @contextlib.asynccontextmanager
     async def hold(
-        self, *, timeout: Duration | None = None, owner: str = "", metadata: dict[str, str] | None = None
+        self, *, timeout: Duration | None = None, owner: str | None = None, metadata: dict[str, str] | None = None
     ) -> AsyncIterator[SlotHold]:
         """Acquires a permit, renews it in the background while the block runs, and releases it at its end.
 
@@ -124,7 +124,7 @@ class SlotSemaphore:
         *,
         timeout: Duration | None = None,
         ticket: str | None = None,
-        owner: str = "",
+        owner: str | None = None,
         metadata: dict[str, str] | None = None,
     ) -> Permit:
         """Acquires a permit as data: nobody renews it, and it is the caller's to release.
@@ -141,17 +141,20 @@ class SlotSemaphore:
             LeaseLost: It is no longer held under its fence.
             Unavailable: The Temporal server, or the slot's worker, did not answer in time.
         """
+        limits.checked_permit(permit, self.name)
         lease_ms = permit.lease_ms if lease is None else limits.milliseconds("lease", lease, limits.LEASE_MS_MIN)
         renewal = Renewal(permit.ticket, permit.fence, lease_ms)
         return await self._slots.renew(calls.SlotCall(self._terms, calls.slot_of(permit), renewal=renewal))
 
     async def release(self, permit: Permit) -> bool:
         """Gives a permit back; whether it was held until now. May be repeated."""
+        limits.checked_permit(permit, self.name)
         release = Release(permit.ticket, permit.fence, call=secrets.token_hex(8))
         return await self._slots.release(calls.SlotCall(self._terms, calls.slot_of(permit), release=release, wait=True))
 
     async def check(self, permit: Permit) -> bool:
         """Whether the permit is held now, under its fence."""
+        limits.checked_permit(permit, self.name)
         return await self._slots.check(Checking(self._terms, permit.ticket, permit.fence))
 
     async def inspect(self, *, limit: int = 100) -> Snapshot:
@@ -161,13 +164,14 @@ class SlotSemaphore:
     # How it is done
 
     async def _acquire(
-        self, timeout: Duration | None, ticket: str | None, owner: str, metadata: dict[str, str] | None
+        self, timeout: Duration | None, ticket: str | None, owner: str | None, metadata: dict[str, str] | None
     ) -> tuple[Permit, float]:
         """The permit, and the local time at which it was asked for."""
         seconds = None if timeout is None else limits.milliseconds("timeout", timeout) / 1000
-        ticket = secrets.token_hex(16) if ticket is None else limits.checked_text("ticket", ticket, 256)
-        if owner:
-            limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX)
+        if ticket is None:
+            ticket = secrets.token_hex(16)
+        limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
+        owner = "" if owner is None else limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX)
         kept = calls.Kept(self._terms, 0, ticket, 0, owner, limits.checked_metadata(metadata))
         try:
             async with asyncio.timeout(seconds or None):

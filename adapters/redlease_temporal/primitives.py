@@ -215,9 +215,7 @@ class Semaphore:
     # How it is done
 
     def _own(self, permit: Permit) -> None:
-        if not isinstance(permit, Permit) or permit.resource != self.name:
-            message = f"{permit!r} is no permit of resource {self.name!r}"
-            raise misused(message)
+        misuse(limits.checked_permit, permit, self.name)
 
     def _wish(
         self,

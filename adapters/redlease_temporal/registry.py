@@ -63,7 +63,6 @@ class Watch:
     granted_at_ms: int = 0
     capacity: int = 0
     recorded: bool = False
-    retry_lease_ms: int | None = None
     admission: bool = False
 
     @property
@@ -157,10 +156,10 @@ class Registry:
             await self.claim(watch)
         return bool(written)
 
-    async def drop(self, watch_id: str, *, anyones: bool = False, limit_ms: float | None = None) -> Watch | None:
+    async def drop(self, watch_id: str, *, anyones: bool = False) -> Watch | None:
         """Ends a watch; what was written of it."""
         relay = "" if anyones else self.relay
-        _, text = await self._call(DROP, relay, watch_id, self.channel, limit_ms=limit_ms)
+        _, text = await self._call(DROP, relay, watch_id, self.channel)
         return Watch.read(text) if text else None
 
     async def own(self) -> dict[str, bytes]:

@@ -55,11 +55,11 @@ class Relay:
         self.name = secrets.token_hex(8)
         self._users = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.watchers: dict[str, Watcher | Admitted] = {}
-        self._changed = asyncio.Event()
-        self._unheard = asyncio.Event()
+        self._starting: asyncio.Lock
+        self._changed: asyncio.Event
+        self._unheard: asyncio.Event
         self.turns = Turns(self.spawn)
         self._around = contextlib.AsyncExitStack()
         # What runs as long as the relay does, the internal worker.
@@ -76,6 +76,10 @@ class Relay:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Runs as long as anybody uses it."""
+        loop = asyncio.get_running_loop()
+        if self._users == 0 and self._loop is not loop:
+            self._loop, self._starting = loop, asyncio.Lock()
+            self._changed, self._unheard = asyncio.Event(), asyncio.Event()
         async with self._starting:
             if self._users == 0:
                 await self._start()
@@ -92,12 +96,13 @@ class Relay:
         self.owners = Owners(self.temporal, self.settings.looks_per_second)
         self.slots = SlotAdmission(self.temporal, self.settings.task_queue_of(self.temporal), self.owners)
         if self.settings.make_client is not None:
-            await self._connect(self.settings.make_client())
+            client = self.settings.make_client()
+            if not isinstance(client, Redlease):
+                raise ValueError(f"what RedleasePlugin is given has to make a Redlease client, not {client!r}")
+            await self._connect(client)
         await self._around.enter_async_context(self.around())
 
     async def _connect(self, client: Redlease) -> None:
-        self._changed = asyncio.Event()  # of this event loop
-        self._loop = asyncio.get_running_loop()
         self.client = client
         self.room = self.client.room
         connection = self.room.connection

@@ -164,7 +164,7 @@ class Requests:
         """The watch that a request of the activity's workflow run begins with."""
         info = activity.info()
         workflow_id, run_id = info.workflow_id or "", info.workflow_run_id or ""
-        owner = wish.owner or _shortened(workflow_id, limits.OWNER_BYTES_MAX)
+        owner = wish.owner or limits.shortened(workflow_id, limits.OWNER_BYTES_MAX)
         return Watch(
             wish.terms,
             wish.ticket,
@@ -215,7 +215,3 @@ class Requests:
         if watch is not None:
             self._relay.tend(Admitted(self._relay, watch))
         return watch is not None
-
-
-def _shortened(text: str, bytes_max: int) -> str:
-    return text.encode()[:bytes_max].decode(errors="ignore")

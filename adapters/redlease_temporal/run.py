@@ -23,8 +23,6 @@ from redlease.models import Permit
 from .calls import HEADER, Granted, Guard, Lost
 from .post import Post
 
-TICKET_BYTES_MAX = limits.TICKET_BYTES_MAX
-
 
 class Held(Protocol):
     """A hold as its run sees it."""
@@ -189,11 +187,11 @@ def read_guards(headers: Mapping[str, Payload]) -> list[Guard]:
 def ticket_of(info: workflow.Info, number: int) -> str:
     """The ticket of a run's request: the same wherever and however often the run is replayed, or reset."""
     ticket = f"{info.namespace}/{info.workflow_id}/{info.original_execution_run_id}/{number}"
-    if len(ticket.encode()) <= TICKET_BYTES_MAX:
+    if len(ticket.encode()) <= limits.TICKET_BYTES_MAX:
         return ticket
     return f"{info.original_execution_run_id}/{number}"
 
 
 def shown_as(info: workflow.Info) -> str:
     """Who is shown as a run's owner: the workflow id, as much of it as there is room for."""
-    return info.workflow_id.encode()[: limits.OWNER_BYTES_MAX].decode(errors="ignore")
+    return limits.shortened(info.workflow_id, limits.OWNER_BYTES_MAX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -64,8 +65,10 @@ def checked(
     looks_per_second: float,
 ) -> Settings:
     """The settings, or ValueError for what cannot be."""
-    if looks_per_second <= 0:
-        raise ValueError(f"looks_per_second must be above 0, not {looks_per_second!r}")
+    if not isinstance(looks_per_second, int | float) or not 0 < looks_per_second < math.inf:
+        raise ValueError(f"looks_per_second must be a number above 0, not {looks_per_second!r}")
+    if group != "":
+        limits.checked_text("group", group, limits.PREFIX_BYTES_MAX)
     return Settings(
         make_client,
         limits.checked_prefix(prefix),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -42,6 +44,8 @@ from .slot_activities import SlotActivities
 from .usher import Usher
 
 __all__ = ["RedleasePlugin", "current_hold", "exclusive"]
+
+logger = logging.getLogger("redlease.temporal")
 
 PASSED_THROUGH = ("redlease", "redlease_temporal")
 INTERNAL_STICKY = timedelta(seconds=2)  # after which another worker goes on with what a dead one had
@@ -96,9 +100,8 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         looks_per_second: float = 50.0,
         **redis_options: Any,
     ) -> None:
-        make_client = _maker(redis, prefix, redis_options) if isinstance(redis, str) else redis
         self._settings = checked(
-            make_client,
+            _maker(redis, prefix, redis_options),
             prefix=prefix,
             group=group,
             waiter_lease=waiter_lease,
@@ -157,7 +160,17 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         if worker.task_queue == self._settings.task_queue_of(client):
             await next(worker)
             return
-        async with self._relay_of(client).running():
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._relay_of(client).running())
+            except Exception:
+                logger.exception("the worker of task queue %r cannot run", worker.task_queue)
+                # The end of `async with worker:` waits until the worker has run, so it does, as one that is shut down.
+                ending = asyncio.create_task(worker.shutdown())
+                with contextlib.suppress(Exception):
+                    await next(worker)
+                await ending
+                raise
             await next(worker)
 
     def internal_queue(self, client: Client) -> str:
@@ -196,9 +209,19 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
             yield results
 
 
-def _maker(url: str, prefix: str, redis_options: dict[str, Any]) -> Callable[[], Redlease]:
-    Redlease.from_url(url, prefix=prefix, **redis_options)  # a wrong URL is told at once
-    return lambda: Redlease.from_url(url, prefix=prefix, **redis_options)
+def _maker(
+    redis: str | Callable[[], Redlease] | None, prefix: str, redis_options: dict[str, Any]
+) -> Callable[[], Redlease] | None:
+    if isinstance(redis, str):
+        Redlease.from_url(redis, prefix=prefix, **redis_options)  # a wrong URL or option is told at once
+        return lambda: Redlease.from_url(redis, prefix=prefix, **redis_options)
+    if redis is not None and not callable(redis):
+        raise ValueError(f"RedleasePlugin takes a URL, or what makes a Redlease client when called, not {redis!r}")
+    if redis_options:
+        raise ValueError(
+            f"options of a connection go with a URL, and these are for no other: {', '.join(redis_options)}"
+        )
+    return redis
 
 
 def _passing_through(runner: Any) -> Any:
