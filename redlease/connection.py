@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import random
 import ssl
 from collections import deque
@@ -123,7 +124,8 @@ class Connection(Route):
 
     def _write(self) -> None:
         out, self._out = self._out, []
-        if self._driver is not None and out:
+        # A forked child has the same socket: what its copies of the tasks would say as they end is not the parent's word.
+        if self._driver is not None and out and self._process == os.getpid():
             self._driver.write(b"".join(out))
 
     def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
