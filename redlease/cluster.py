@@ -15,6 +15,8 @@ import random
 import secrets
 from collections.abc import Callable
 
+from redis import exceptions
+
 from . import wire
 from .addresses import Address, Servers
 from .connection import BACKOFF_S, explain, refusal_of
@@ -283,7 +285,10 @@ class Cluster(Route):
         for address in addresses:
             try:
                 async with asyncio.timeout(ASK_S):
-                    return await ask_node(self._servers, address)
+                    found = await ask_node(self._servers, address)
+                if any(found.owners):
+                    return found
+                troubles.append(exceptions.ConnectionError(f"{address} is a node that knows of no master"))
             except Exception as error:  # noqa: BLE001  the next one may do better
                 troubles.append(error)
         raise next((trouble for trouble in troubles if refusal_of(trouble)), troubles[-1])

@@ -272,7 +272,8 @@ class Leaving:
             self._tell(fault.error(self.ask.resource.name, self.ask.ticket))
         if not self._refusals and not fault.is_seen_to:  # said once
             logger.warning("resource %r: releasing %r failed: %s", self.ask.resource.name, self.ask.ticket, fault.text)
-        wait_ms = backed_off(fault.retry_ms, self._refusals, RETRY_MS_MAX)
+        most_ms = fault.retry_ms if fault.passes else RETRY_MS_MAX
+        wait_ms = backed_off(fault.retry_ms, self._refusals, most_ms)
         self._refusals += not fault.is_seen_to
         self.keeper.schedule.at(clock.now_ms() + wait_ms, self)
 

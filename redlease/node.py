@@ -73,6 +73,7 @@ class Node(Connection):
         self._hears = on_message
         self._suffix = owner.channel.encode()
         self._channels: dict[bytes, None] = {}  # by the state key of their resource
+        self._leaving: dict[bytes, int] = {}  # how many requests to leave one are without an answer
         self._channels_most = CHANNELS_MIN
         self._warned = False
 
@@ -136,8 +137,14 @@ class Node(Connection):
         verb = "SUNSUBSCRIBE" if self.server.has_sharded_channels else "UNSUBSCRIBE"
         for key in [key for key in self._channels if key not in kept]:
             del self._channels[key]
-            self._subscription(verb, self._channel_of(key), lambda _: None)
+            self._leaving[key] = self._leaving.get(key, 0) + 1
+            self._subscription(verb, self._channel_of(key), partial(self._left, key))
         self._channels_most = max(CHANNELS_MIN, 2 * len(self._channels))
+
+    def _left(self, key: bytes, _: Reply) -> None:
+        self._leaving[key] -= 1
+        if not self._leaving[key]:
+            del self._leaving[key]
 
     def on_push(self, push: list[Any]) -> None:
         key = push[1].removesuffix(self._suffix) if isinstance(push[1], bytes) else b""
@@ -145,7 +152,7 @@ class Node(Connection):
             super().on_push(push)
         elif push[0] in (b"smessage", b"message"):
             self._tell(self._hears, push[2])
-        elif push[0] == b"sunsubscribe":  # nobody asked for it: the slot is another node's
+        elif push[0] == b"sunsubscribe" and key not in self._leaving:  # nobody asked for it: the slot is another node's
             del self._channels[key]
             self._owner.moved(self)
         else:
