@@ -201,12 +201,19 @@ class Relay:
         return max(least, min(most, shortest // 3))
 
     async def _forget_lost(self) -> None:
-        """Stops tending what others may have taken over while this relay was silent."""
+        """Stops tending what others have taken over while this relay was silent, or have seen to its end."""
         before = dict(self.watchers)
         own = await self.registry.own()
         for watch_id, watcher in before.items():
             if watch_id not in own and self.watchers.get(watch_id) is watcher:
                 self.forget(watcher)
+                if isinstance(watcher, Watcher):
+                    self.spawn(self._take_out_what_is_over(watcher.watch))
+
+    async def _take_out_what_is_over(self, watch: Watch) -> None:
+        """A request of which the registry no longer knows: the silent relay may just have queued it anew."""
+        if watch.id not in self.watchers and await self.registry.drop(watch.id) is None:
+            await self.give_back(wire.Resource(self.prefix, watch.terms.resource), watch)
 
     async def _inherit(self, lapsed: str) -> None:
         more = True
