@@ -124,7 +124,7 @@ class Connection(Route):
 
     def _write(self) -> None:
         out, self._out = self._out, []
-        # A forked child has the same socket: what its copies of the tasks would say as they end is not the parent's word.
+        # A forked child has the same socket: what its copies of the tasks say as they end is not the parent's word.
         if self._driver is not None and out and self._process == os.getpid():
             self._driver.write(b"".join(out))
 

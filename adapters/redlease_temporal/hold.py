@@ -155,8 +155,10 @@ class Hold:
         return lease_lost(self._as_guard(), why)
 
     def _as_guard(self) -> Guard:
-        permit = self.permit
-        return Guard(permit.resource, permit.ticket, permit.fence, self.kept_by, permit.expires_at_ms)
+        permit, info = self.permit, workflow.info()
+        # What a run that came out of a reset was told before may have been given back since.
+        until_ms = permit.expires_at_ms if info.run_id == info.original_execution_run_id else 0
+        return Guard(permit.resource, permit.ticket, permit.fence, self.kept_by, until_ms)
 
     # The block
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from temporalio import workflow
@@ -139,11 +139,13 @@ _around: ContextVar[tuple[Callable[[], Guard | None], ...]] = ContextVar("redlea
 def enter(run: Run) -> None:
     """Workflow code of this run begins here."""
     _current.set(run)
-    _around.set(tuple(_constant(guard) for guard in run.inherited))
+    _around.set(tuple(_inherited(guard) for guard in run.inherited))
 
 
-def _constant(guard: Guard) -> Callable[[], Guard]:
-    return lambda: guard
+def _inherited(guard: Guard) -> Callable[[], Guard]:
+    """What the parent passed on: it may give that back without a word to its children, so each use asks."""
+    asked = replace(guard, until_ms=0)
+    return lambda: asked
 
 
 def current() -> Run:
