@@ -25,12 +25,24 @@ from .calls import Terms
 from .errors import AcquireTimeout, failure, misuse
 from .registry import digest
 from .relay import Relay
+from .turns import Turn
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 HEARTBEATS_A_TIMEOUT = 3
 MARK = "__temporal_activity_definition"
+
+
+def _completes_later() -> type[BaseException]:
+    """What `activity.raise_complete_async` raises, which the SDK has no public name for."""
+    try:
+        activity.raise_complete_async()
+    except BaseException as error:  # noqa: BLE001  that is what it is
+        return type(error)
+
+
+COMPLETES_LATER = _completes_later()
 
 relay_here: ContextVar[Relay] = ContextVar("redlease_relay")
 _hold: ContextVar[Hold] = ContextVar("redlease_hold")
@@ -140,44 +152,55 @@ async def _held(rule: _Rule, terms: Terms) -> AsyncIterator[None]:
     if relay is None:
         message = "redlease: this worker does not know of locks. Give RedleasePlugin to its client or worker"
         raise ApplicationError(message, type="RuntimeError", non_retryable=True)
-    semaphore = relay.with_redis().semaphore(terms)
-    hold = await _turn(relay, rule, semaphore)
+    semaphore, ticket = relay.with_redis().semaphore(terms), _ticket()
+    turn = relay.turns.begin((semaphore.name, ticket), lambda: _hold_of(semaphore, ticket))
+    hold = await _granted(turn, rule, semaphore, ticket)
     token = _hold.set(hold)
     try:
         async with hold:
             try:
                 yield
+            except COMPLETES_LATER:
+                message = "an @exclusive activity gives its permit back as it returns, so it can not complete later"
+                raise ApplicationError(message, type="RuntimeError", non_retryable=True) from None
             except BaseException as error:
                 if not hold.lost and _is_retried(error):
                     await _leave_to_next(rule, semaphore, hold)
                 raise
     finally:
+        turn.end()
         _hold.reset(token)
 
 
-async def _turn(relay: Relay, rule: _Rule, semaphore: Semaphore) -> Hold:
+async def _granted(turn: Turn, rule: _Rule, semaphore: Semaphore, ticket: str) -> Hold:
     """Waits for the permit, at most `slot_wait`; the request itself waits on when that is over."""
-    ticket = _ticket()
-    key = (semaphore.name, ticket)
-    waiting = relay.turns.take(key) or asyncio.ensure_future(_hold_of(semaphore, ticket))
+    lasts = activity.info().start_to_close_timeout
+    # A grant to an attempt that the server has given up would be for nothing.
+    wait_s = rule.slot_wait_s if lasts is None else min(rule.slot_wait_s, lasts.total_seconds())
     try:
-        hold = await _heartbeating(waiting, rule.slot_wait_s)
+        hold = await _heartbeating(turn.request, wait_s)
+        if not turn.is_latest:
+            raise ApplicationError("a later attempt of the activity goes on in its place")
+        if activity.info().attempt > 1:
+            # An attempt before this one may have held it, and may still run somewhere: from now on it is refused.
+            hold = await semaphore.adopt(turn.take_over())
+        turn.keep(hold)
     except TimeoutError:
-        relay.turns.leave(key, waiting, rule.retry_lease_ms / 1000)
+        turn.leave(rule.retry_lease_ms / 1000)
         message = (
-            f"resource {semaphore.name!r}: no permit within {rule.slot_wait_s:g} s; the place in the queue is kept for "
-            "the next attempt"
+            f"resource {semaphore.name!r}: no permit within {wait_s:g} s; the place in the queue is kept for the next "
+            "attempt"
         )
         raise ApplicationError(message, semaphore.name, ticket, type=AcquireTimeout.__name__) from None
-    except asyncio.CancelledError:
-        if _is_retried(asyncio.CancelledError()):
-            relay.turns.leave(key, waiting, rule.retry_lease_ms / 1000)
+    except asyncio.CancelledError as error:
+        if _is_retried(error):
+            turn.leave(rule.retry_lease_ms / 1000)
         else:
-            relay.turns.give_up(waiting)
+            turn.give_up()
         raise
-    if activity.info().attempt > 1:
-        # An attempt before this one may have held it, and may still run somewhere: from now on it is refused.
-        hold = await semaphore.adopt(hold.detach())
+    except BaseException:
+        turn.end()
+        raise
     return hold
 
 
@@ -202,7 +225,8 @@ def _is_retried(error: BaseException) -> bool:
     info = activity.info()
     if isinstance(error, asyncio.CancelledError):
         details = activity.cancellation_details()
-        return details is not None and (details.worker_shutdown or details.paused or details.reset)
+        if details is None or not details.timed_out:
+            return details is not None and (details.worker_shutdown or details.paused or details.reset)
     if isinstance(error, ApplicationError) and error.non_retryable:
         return False
     policy = info.retry_policy

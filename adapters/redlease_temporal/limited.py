@@ -156,7 +156,8 @@ def rule_of(workflow_type: str) -> Rule | None:
 
 def resource_of(workflow_type: str, partition_key: str | None) -> str:
     """The name of what a limit's places are units of."""
-    return f"concurrency:{workflow_type}" if partition_key is None else f"concurrency:{workflow_type}:{partition_key}"
+    limit = "concurrency:" + workflow_type.replace("%", "%25").replace(":", "%3A")  # so that a colon ends the type
+    return limit if partition_key is None else f"{limit}:{partition_key}"
 
 
 # In workflows

@@ -20,6 +20,7 @@ from temporalio.worker import Worker
 
 from redlease import Redlease
 from redlease_temporal import LeaseLost, SequenceFailed, outside
+from redlease_temporal.limited import resource_of
 from redlease_temporal.worker import RedleasePlugin
 
 if TYPE_CHECKING:
@@ -125,6 +126,12 @@ async def test_an_owner_that_a_slot_could_not_read(place: Place, owner: Any) -> 
             await pool.acquire(owner=owner)
         permit = await pool.acquire(owner=None)
         assert await pool.release(permit)
+
+
+def test_no_two_limits_have_one_name() -> None:
+    """Whatever colons there are in workflow types and keys, each pair has places of its own."""
+    pairs = [("a", None), ("a", "b"), ("a", "b:c"), ("a:b", None), ("a:b", "c"), ("a%3Ab", None), ("a%3Ab", "c")]
+    assert len({resource_of(*pair) for pair in pairs}) == len(pairs)
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
