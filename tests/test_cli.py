@@ -12,24 +12,30 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease import Redlease
+from redlease import Permit, Redlease, Snapshot, Waiter
 from redlease.cli import main
 from redlease.cli.demo.evidence import Evidence, Kill, Sighting, Turn
 from redlease.cli.demo.run import without_secrets
 from redlease.cli.demo.timeline import draw
 from redlease.cli.demo.verdict import Verdict, judge
+from redlease.cli.snapshot import lines_of
 
-from helpers import eventually
+from helpers import eventually, queue_up
 
 if TYPE_CHECKING:
     from conftest import Servers
 
 COMMAND = (sys.executable, "-c", "from redlease.cli import main; main()")
+
+# What a ticket may hold: markup, the name of a picture, and what a terminal obeys. Then as it is to be shown.
+HOSTILE = "order[/7] [b]7 :cat: \x1b[2J\n\x9b\u202e"
+HARMLESS = r"order[/7] [b]7 :cat: \x1b[2J\n\x9b\u202e"
 
 
 @pytest.fixture
@@ -38,9 +44,24 @@ def url(servers: Servers) -> str:
     return servers["valkey9"].url
 
 
+def seen_on_terminal(*arguments: str, columns: int) -> str:
+    """Run the command on a terminal of so many columns, and return what it wrote there without the colours."""
+    terminal, end = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "30"}
+    command = subprocess.Popen([*COMMAND, *arguments], stdout=end, stderr=end, env=environment)
+    os.close(end)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal tells that nobody is left to write to it
+        while piece := os.read(terminal, 65536):
+            shown += piece
+    os.close(terminal)
+    assert command.wait() == 0, shown.decode(errors="replace")[-2000:]
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r\n", "\n")
+
+
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command as a process of its own."""
-    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "120"}
+    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "80"}
     return subprocess.run(
         [*COMMAND, *arguments], check=False, capture_output=True, text=True, timeout=50, cwd=cwd, env=environment
     )
@@ -105,18 +126,7 @@ def test_the_demo_prints_plain_lines_where_no_terminal_is(tmp_path: Path, url: s
 
 def test_the_demo_draws_a_live_table_on_a_terminal(tmp_path: Path) -> None:
     """Holders, waiters in order and fences, and the killed ones among them."""
-    terminal, end = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
-    arguments = ("demo", "--rounds", "6", "--timeline", str(tmp_path / "run.html"))
-    demo = subprocess.Popen([*COMMAND, *arguments], stdout=end, stderr=end, env=environment)
-    os.close(end)
-    shown = b""
-    with contextlib.suppress(OSError):  # how a terminal tells that nobody is left to write to it
-        while piece := os.read(terminal, 65536):
-            shown += piece
-    os.close(terminal)
-    assert demo.wait() == 0, shown.decode(errors="replace")[-2000:]
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    text = seen_on_terminal("demo", "--rounds", "6", "--timeline", str(tmp_path / "run.html"), columns=100)
     assert re.search(r"● holds +consumer \d +\d/\d +1 +\d{16} +\d\.\d s +\d", text)
     assert re.search(r"● waits 1 +consumer \d +\d/\d +1 +\d\.\d s +\d", text)
     assert re.search(r"● killed, holds +consumer \d +\d/\d +1 +\d{16}", text)
@@ -392,6 +402,97 @@ async def test_inspect_prints_json(url: str, prefix: str) -> None:
         await client.lock("invoice").release(permit)
 
 
+async def test_a_table_that_fits_has_the_metadata_below_each_row(url: str, prefix: str) -> None:
+    """On a terminal of 80 columns: a line for each, and another for what it said about itself."""
+    async with Redlease.from_url(url, prefix=prefix, owner="svc-a") as client:
+        gpu = client.semaphore("gpu", capacity=2)
+        permit = await gpu.acquire(ticket="first", weight=2, metadata={"job": "train", "region": "eu-central-1"})
+        (waiting,) = await queue_up(gpu, 1, ticket="second")
+        place = ("inspect", "gpu", "--url", url, "--prefix", prefix)
+        shown = await asyncio.to_thread(seen_on_terminal, *place, columns=80)
+        assert re.fullmatch(
+            rf"gpu: 2 of 2 held, 1 waiting, last fence {permit.fence}\n\n"
+            r" +ticket +owner +weight +fence +for +lease left\n"
+            rf"holds +first +svc-a +2 +{permit.fence} +\d+\.\d s +\d+\.\d s\n"
+            r" +job=train  region=eu-central-1\n"
+            r"waits 1 +second +svc-a +1 +- +\d+\.\d s +-\n\n",
+            shown,
+        ), shown
+        await gpu.release(permit)
+        await gpu.release(await waiting)
+
+
+LONG = (
+    Permit(
+        "gpu", "order-4711/" + "x" * 40, 1795294679434039, 2, 3, 30_000, 0, 30_000, "train-worker-7f9c5b4d9-x2x4z:1"
+    ),
+    Permit(
+        "gpu", "t" * 256, 1795294679434040, 1, 3, 30_000, 0, 30_000, "o" * 90, {"job": "train", "region": "eu " * 20}
+    ),
+)
+QUEUED = Waiter("w" * 70, 1, "train-worker-7f9c5b4d9-x2x4z:2", {"job": "a b", "note": "n" * 300, "region": "eu"}, 0)
+CROWD = Snapshot("gpu", 3, LONG, (QUEUED,), LONG[1].fence, 12_000)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_word_is_broken_on_a_terminal(width: int) -> None:
+    """What does not fit goes to the next line whole, and only what is longer than a line is left to the terminal."""
+    lines = [line.plain for line in lines_of(CROWD, width)]
+    pairs = [f"{key}={value}" for one in (LONG[1], QUEUED) for key, value in one.metadata.items()]
+    whole = [text for one in (*LONG, QUEUED) for text in (one.ticket, one.owner)] + pairs
+    for text in [*whole, f"fence {LONG[0].fence}", "for 12.0 s", "lease left 18.0 s", "waits 1"]:
+        assert any(text in line for line in lines), text
+    for line in lines:
+        assert len(line) <= width or line.strip().removeprefix("holds    ").removeprefix("waits 1  ") in whole, line
+    assert not [line for line in lines if "fence " in line and "job=" in line]
+
+
+def test_everybody_has_one_line_where_no_terminal_is() -> None:
+    """The head, the names of the columns, and a line each with all of it, which awk splits at two spaces."""
+    head, _, names, *rows, _ = (line.plain for line in lines_of(CROWD, None))
+    assert head == f"gpu: 3 of 3 held, 1 waiting, last fence {LONG[1].fence}"
+    columns = ["ticket", "owner", "weight", "fence", "for", "lease left"]
+    assert re.split(" {2,}", names.strip()) == [*columns, "metadata"]
+    numbers = ["2", str(LONG[0].fence), "12.0 s", "18.0 s"]
+    assert re.split(" {2,}", rows[0]) == ["holds", LONG[0].ticket, LONG[0].owner, *numbers]
+    pairs = ["job=a b", "note=" + "n" * 300, "region=eu"]
+    assert re.split(" {2,}", rows[2]) == ["waits 1", QUEUED.ticket, QUEUED.owner, "1", "-", "12.0 s", "-", *pairs]
+    assert len(rows) == 3
+
+
+async def test_what_a_holder_wrote_is_shown_letter_for_letter(url: str, prefix: str) -> None:
+    """Brackets and colons are no markup, and what a terminal would obey is shown as an escape, on one line."""
+    async with Redlease.from_url(url, prefix=prefix, owner="svc:cat:a") as client:
+        permit = await client.lock(HOSTILE).acquire(ticket=HOSTILE, metadata={"[i]job": HOSTILE})
+        done = await run_async("inspect", HOSTILE, "--url", url, "--prefix", prefix)
+        assert done.returncode == 0, done.stderr
+        head, _, _, row = done.stdout.rstrip("\n").split("\n")
+        assert head.startswith(f"{HARMLESS}: 1 of 1 held")
+        assert f" {HARMLESS}  svc:cat:a " in row
+        assert f"[i]job={HARMLESS}" in row
+        done = await run_async("inspect", HOSTILE, "--json", "--url", url, "--prefix", prefix)
+        assert json.loads(done.stdout)["holders"][0] == asdict(permit)
+        done = await run_async("release", HOSTILE, HOSTILE, "--url", url, "--prefix", prefix)
+        assert done.stdout == f"{HARMLESS} is taken out of {HARMLESS}.\n"
+
+
+async def test_watch_shows_what_a_holder_wrote_letter_for_letter(url: str, prefix: str) -> None:
+    """A ticket that looks like markup does not end the watch."""
+    async with Redlease.from_url(url, prefix=prefix) as client:
+        permit = await client.lock("invoice").acquire(ticket=HOSTILE)
+        watching = await asyncio.create_subprocess_exec(
+            *COMMAND, "watch", "invoice", "--url", url, "--prefix", prefix, stdout=asyncio.subprocess.PIPE
+        )
+        assert watching.stdout is not None
+        while HARMLESS not in (line := (await watching.stdout.readline()).decode()):
+            assert line, "it has ended"
+        await client.lock("invoice").release(permit)
+        while "0 of 1 held" not in (line := (await watching.stdout.readline()).decode()):
+            assert line, "it has ended"
+    watching.send_signal(signal.SIGINT)
+    assert await watching.wait() == 130
+
+
 async def test_release_takes_a_ticket_out(url: str, prefix: str) -> None:
     """A holder is taken out once; the second time nobody is there, and the exit status says so."""
     async with Redlease.from_url(url, prefix=prefix) as client:
@@ -430,13 +531,18 @@ async def test_watch_shows_each_change(url: str, prefix: str) -> None:
     assert await watching.wait() == 130
 
 
-def test_what_goes_wrong_is_told_in_one_line() -> None:
-    """A server that is not there: no traceback, and what to do."""
-    done = run("inspect", "invoice", "--url", "redis://127.0.0.1:1/0")
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [("redis://127.0.0.1:1/0", "127.0.0.1:1"), ("unix:///nobody\x1b[2J.sock", r"/nobody\x1b[2J.sock")],
+)
+def test_what_goes_wrong_is_told_in_one_line(address: str, shown: str) -> None:
+    """A server that is not there: no traceback, what to do, and nothing that a terminal would obey."""
+    done = run("inspect", "invoice", "--url", address)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("redlease: ")
-    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert shown in done.stderr
 
 
 def test_without_the_extra_the_command_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

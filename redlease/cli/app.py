@@ -12,6 +12,7 @@ import typer
 from redlease import Redlease, RedleaseError, Semaphore
 
 from .demo.command import run_demo
+from .plain import plain
 from .snapshot import show
 
 T = TypeVar("T")
@@ -38,7 +39,8 @@ def _told_in_one_line() -> Iterator[None]:
     try:
         yield
     except (RedleaseError, ValueError, OSError) as error:
-        typer.echo(f"redlease: {error}", err=True)
+        lines = f"redlease: {error}".splitlines()  # several, where it quotes the log of a server
+        typer.echo("\n".join(map(plain, lines)), err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -108,7 +110,8 @@ def release(
             return await resource.release(ticket)
 
     released = _run(take_out())
-    typer.echo(f"{ticket} is taken out of {name}." if released else f"{name} has no holder and no waiter {ticket}.")
+    told = f"{ticket} is taken out of {name}." if released else f"{name} has no holder and no waiter {ticket}."
+    typer.echo(plain(told))
     if not released:
         raise typer.Exit(1)
 
@@ -127,4 +130,4 @@ def resize(
             await resource.resize(capacity)
 
     _run(set_it())
-    typer.echo(f"The capacity of {name} is {capacity} now.")
+    typer.echo(plain(f"The capacity of {name} is {capacity} now."))

@@ -1,56 +1,127 @@
-"""A snapshot for operators: a table, or a line of JSON."""
+"""A snapshot for operators: lines for people, grep and awk, or a line of JSON."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 
+import typer
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from redlease import Snapshot
 
+from .plain import plain
+
+GAP = "  "
+HEADS = ("", "ticket", "owner", "weight", "fence", "for", "lease left")
+WORDS = 3  # so many columns, the first ones, hold words and are set flush left; the others hold numbers
+
 
 def show(snapshot: Snapshot, *, as_json: bool) -> None:
-    """Prints it: one line of JSON, so that a stream of them can be read line by line, or a table."""
-    console = Console(highlight=False)
+    """Prints it: one line of JSON, so that a stream of them can be read line by line, or lines for people."""
     if as_json:
-        console.print(json.dumps(asdict(snapshot)), soft_wrap=True, markup=False)
+        typer.echo(json.dumps(asdict(snapshot)))
         return
+    # Only the stream itself tells: colours may be asked for where no terminal is, and then no line is to be cut either.
+    console = Console(highlight=False)
+    lines = lines_of(snapshot, console.width if sys.stdout.isatty() else None)
+    console.print(Text("\n").join(lines), soft_wrap=True)
+
+
+def lines_of(snapshot: Snapshot, width: int | None) -> Iterator[Text]:
+    """The lines for people: who holds, by grant, then who waits, in the order of the queue.
+
+    With a `width` everybody has a line of a table, and the metadata below it, or several lines where the table is
+    wider. Without one everybody has one line with all of it. In neither case is a word broken, so a ticket that is
+    longer than the width is for the terminal to wrap, and is copied from there as one.
+    """
+    yield Text(_head(snapshot))
+    rows = list(_rows(snapshot))
+    if not rows:
+        return
+    yield Text()
+    head, *lines = _aligned([HEADS, *(row.cells for row in rows)])
+    if width is None:
+        yield Text(head + GAP + "metadata", "bold dim")
+        yield from (Text(GAP.join((line, *row.metadata)), row.style) for row, line in zip(rows, lines, strict=True))
+    else:
+        fits, indent = cell_len(head) <= width, " " * (max(len(row.cells[0]) for row in rows) + len(GAP))
+        if fits:
+            yield Text(head, "bold dim")
+        for row, line in zip(rows, lines, strict=True):
+            first = [line] if fits else _stacked(row, indent, width)
+            yield from (Text(part, row.style) for part in (*first, *_packed(row.metadata, indent, width)))
+    yield Text()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A holder or a waiter, in words."""
+
+    style: str
+    cells: tuple[str, ...]
+    metadata: tuple[str, ...]
+
+
+def _head(snapshot: Snapshot) -> str:
     used = sum(permit.weight for permit in snapshot.holders)
-    console.print(
-        f"{snapshot.resource}: {used} of {snapshot.capacity} held, {len(snapshot.waiters)} waiting, "
-        f"last fence {snapshot.fence or 'unknown'}",
-        markup=False,
-        soft_wrap=True,
+    return (
+        f"{plain(snapshot.resource)}: {used} of {snapshot.capacity} held, {len(snapshot.waiters)} waiting, "
+        f"last fence {snapshot.fence or 'unknown'}"
     )
-    if snapshot.holders or snapshot.waiters:
-        console.print(table_of(snapshot), "")
 
 
-def table_of(snapshot: Snapshot) -> Table:
-    """Holders by grant, then the waiters in the order of the queue."""
-    table = Table(box=None, padding=(0, 2), header_style="bold dim")
-    for name in ("", "ticket", "owner"):
-        table.add_column(name, overflow="fold")
-    for name in ("weight", "fence", "for", "lease left"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("metadata", overflow="fold")
+def _rows(snapshot: Snapshot) -> Iterator[Row]:
     now_ms = snapshot.server_time_ms
     for permit in snapshot.holders:
+        what = (plain(permit.ticket), plain(permit.owner), str(permit.weight), str(permit.fence))
         spans = (_seconds(now_ms - permit.granted_at_ms), _seconds(permit.expires_at_ms - now_ms))
-        what = (permit.ticket, permit.owner, str(permit.weight), str(permit.fence))
-        table.add_row("holds", *what, *spans, _pairs(permit.metadata), style="green")
+        yield Row("green", ("holds", *what, *spans), _pairs(permit.metadata))
     for place, waiter in enumerate(snapshot.waiters, 1):
-        what = (waiter.ticket, waiter.owner, str(waiter.weight), "")
-        spans = (_seconds(now_ms - waiter.queued_at_ms), "")
-        table.add_row(f"waits {place}", *what, *spans, _pairs(waiter.metadata), style="yellow")
-    return table
+        what = (plain(waiter.ticket), plain(waiter.owner), str(waiter.weight), "-")
+        spans = (_seconds(now_ms - waiter.queued_at_ms), "-")
+        yield Row("yellow", (f"waits {place}", *what, *spans), _pairs(waiter.metadata))
+
+
+def _aligned(table: list[tuple[str, ...]]) -> Iterator[str]:
+    """Each row as a line, with every column as wide as its widest cell."""
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        pads = [" " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
+        words = map(str.__add__, cells[:WORDS], pads[:WORDS])
+        numbers = map(str.__add__, pads[WORDS:], cells[WORDS:])
+        yield GAP.join((*words, *numbers))
+
+
+def _stacked(row: Row, indent: str, width: int) -> Iterator[str]:
+    """A row where the table is too wide: the ticket and the owner, and the numbers with their names below them."""
+    state, ticket, owner, *numbers = row.cells
+    names = zip(HEADS[WORDS:], numbers, strict=True)
+    first, *more = _packed((ticket, owner), indent, width)
+    yield state.ljust(len(indent)) + first.removeprefix(indent)
+    yield from more
+    yield from _packed((f"{name} {number}" for name, number in names if number != "-"), indent, width)
+
+
+def _packed(items: Iterable[str], indent: str, width: int) -> Iterator[str]:
+    """The items on as few lines as hold them. None is broken: one that is longer than a line has it to itself."""
+    line = ""
+    for item in items:
+        if line and len(indent) + cell_len(line + GAP + item) > width:
+            yield indent + line
+            line = ""
+        line += GAP + item if line else item
+    if line:
+        yield indent + line
 
 
 def _seconds(span_ms: int) -> str:
     return f"{span_ms / 1000:.1f} s"
 
 
-def _pairs(metadata: dict[str, str]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in metadata.items())
+def _pairs(metadata: dict[str, str]) -> tuple[str, ...]:
+    return tuple(plain(f"{key}={value}") for key, value in metadata.items())
