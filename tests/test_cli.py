@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import pty
@@ -13,15 +14,18 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
 from redlease import Permit, Redlease, Snapshot, Waiter
 from redlease.cli import main
 from redlease.cli.demo.evidence import Evidence, Kill, Sighting, Turn
-from redlease.cli.demo.run import without_secrets
+from redlease.cli.demo.run import Demo, Notice, without_secrets
+from redlease.cli.demo.screen import Screen, summary
 from redlease.cli.demo.timeline import draw
 from redlease.cli.demo.verdict import Verdict, judge
 from redlease.cli.snapshot import lines_of
@@ -345,6 +349,24 @@ def test_a_consumer_that_failed_breaks_the_run() -> None:
     verdict = judge(evidence)
     assert not verdict.promises_kept
     assert "consumer 8 ended with status 1" in draw(evidence, verdict)
+
+
+def test_what_a_consumer_complained_of_is_shown_letter_for_letter() -> None:
+    """The summary, the live table and the page neither read markup nor pass control characters on."""
+    evidence = good_run()
+    evidence.failures.append(HOSTILE)
+    verdict = judge(evidence)
+    demo = Demo(None, rounds=1, on_notice=lambda _: None)
+    demo.evidence = evidence
+    demo.snapshot = Snapshot("r", 1, (Permit("r", HOSTILE, 7, 1, 1, 2000, 0, 2000, HOSTILE),), (), 7, 1000)
+    screen = Screen()
+    screen.demo, screen.notices = demo, [Notice(1.0, "kill", HOSTILE)]
+    console = Console(width=300, file=io.StringIO(), record=True)
+    console.print(summary(verdict), screen)
+    shown = console.export_text()
+    assert shown.count(HARMLESS) == 4  # the failure, the notice, an owner and its ticket
+    assert HOSTILE not in shown
+    assert escape(HARMLESS) in draw(evidence, verdict)
 
 
 def test_a_broken_promise_is_exit_status_1(

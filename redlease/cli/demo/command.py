@@ -8,8 +8,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
+
+from redlease.cli.plain import plain
 
 from .evidence import Evidence
 from .run import Demo, Notice
@@ -26,10 +30,10 @@ def run_demo(url: str | None, *, rounds: int, prefix: str, timeline: Path, as_js
     verdict = judge(evidence)
     timeline.write_text(draw(evidence, verdict), encoding="utf-8")
     if as_json:
-        console.print(json.dumps(verdict.as_dict() | {"timeline": str(timeline)}, indent=2), markup=False)
+        typer.echo(json.dumps(verdict.as_dict() | {"timeline": str(timeline)}, indent=2))
     else:
         console.print(summary(verdict), "")
-        console.print(f"The timeline is in {timeline}: open it in a browser.", markup=False)
+        console.print(Text(plain(f"The timeline is in {timeline}: open it in a browser.")))
     return verdict.promises_kept
 
 

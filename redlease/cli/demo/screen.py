@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redlease import Snapshot
+from redlease.cli.plain import plain
 
 from .evidence import KillKind
 from .run import Demo, Notice
@@ -69,7 +70,8 @@ class Screen:
             elif not cells and len(turns) == demo.evidence.rounds:
                 shown = "done"
             grants = str(sum(turn.fence is not None for turn in turns))
-            table.add_row(f"● {shown}", consumer, *(cells or [""] * 4), grants, style=style)
+            texts = [Text(plain(cell)) for cell in (f"● {shown}", consumer, *(cells or [""] * 4), grants)]
+            table.add_row(*texts, style=style)
         return table
 
 
@@ -88,7 +90,7 @@ def _rows(demo: Demo, snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
 
 def line_of(notice: Notice) -> Text:
     """A notice as a line."""
-    return Text(f"{notice.at:5.1f} s  {notice.text}", style=STYLES[notice.kind])
+    return Text(f"{notice.at:5.1f} s  {plain(notice.text)}", style=STYLES[notice.kind])
 
 
 async def progress(demo: Demo, write: Callable[[str], None]) -> None:
@@ -118,7 +120,9 @@ def summary(verdict: Verdict) -> RenderableType:
     ]
     table = Table(box=None, padding=(0, 1), show_header=False)
     for kept, promise, figure in promises:
-        table.add_row(Text("✓", "bold green") if kept else Text("✗", "bold red"), Text(promise), Text(figure, "dim"))
+        table.add_row(
+            Text("✓", "bold green") if kept else Text("✗", "bold red"), Text(plain(promise)), Text(figure, "dim")
+        )
     return table
 
 

@@ -7,6 +7,8 @@ from html import escape
 from math import ceil
 from string import Template
 
+from redlease.cli.plain import plain
+
 from .evidence import Evidence, Turn, steps
 from .verdict import Verdict
 
@@ -176,7 +178,7 @@ def draw(evidence: Evidence, verdict: Verdict) -> str:
     return PAGE.substitute(
         title=f"{verdict.consumers} processes share {verdict.capacity} slots",
         outcome=outcome,
-        failures="".join(f"<p class='broken'>{escape(failure)}</p>" for failure in verdict.failures),
+        failures="".join(f"<p class='broken'>{escape(plain(failure))}</p>" for failure in verdict.failures),
         resource=escape(evidence.resource),
         seconds=f"{verdict.seconds:.1f}",
         tiles=tiles,
