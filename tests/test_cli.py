@@ -30,7 +30,7 @@ from redlease.cli.demo.timeline import draw
 from redlease.cli.demo.verdict import Verdict, judge
 from redlease.cli.snapshot import lines_of
 
-from helpers import eventually, queue_up
+from helpers import cancel, eventually, queue_up, until_waiting
 
 if TYPE_CHECKING:
     from conftest import Servers
@@ -513,6 +513,34 @@ async def test_watch_shows_what_a_holder_wrote_letter_for_letter(url: str, prefi
             assert line, "it has ended"
     watching.send_signal(signal.SIGINT)
     assert await watching.wait() == 130
+
+
+async def test_inspect_tells_where_its_counts_are_lower_bounds(url: str, prefix: str) -> None:
+    """A snapshot lists a thousand holders and as many waiters; where there are more, that is what is told of them."""
+    async with Redlease.from_url(url, prefix=prefix) as client:
+        gpu = client.semaphore("gpu", capacity=1001)
+        await asyncio.gather(*(gpu.acquire() for _ in range(1001)))
+        waiting = [asyncio.create_task(gpu.acquire()) for _ in range(1001)]
+        await until_waiting(gpu, 1000)  # as many as a snapshot shows
+        place = ("inspect", "gpu", "--url", url, "--prefix", prefix)
+        head, _, _ = (await run_async(*place)).stdout.partition("\n")
+        assert head.startswith("gpu: at least 1000 of 1001 held, at least 1000 waiting, last fence ")
+        await cancel(*waiting)
+        await gpu.release_all(queue=True)
+        done = await run_async(*place)
+        assert done.stdout.startswith("gpu: 0 of 1001 held, 0 waiting, last fence "), done.stdout
+
+
+async def test_inspect_invents_nothing_of_a_name_never_used(url: str, prefix: str) -> None:
+    """Without a capacity on the server none is shown, and once there is one, nobody need have acquired."""
+    place = ("--url", url, "--prefix", prefix)
+    done = await run_async("inspect", "never", *place)
+    assert done.stdout.startswith("never: nothing is known of it"), done.stderr
+    done = await run_async("inspect", "never", "--json", *place)
+    assert json.loads(done.stdout)["capacity"] is None
+    await run_async("resize", "never", "1", *place)
+    done = await run_async("inspect", "never", *place)
+    assert done.stdout == "never: 0 of 1 held, 0 waiting, last fence unknown\n"
 
 
 async def test_release_takes_a_ticket_out(url: str, prefix: str) -> None:

@@ -13,7 +13,7 @@ from redlease import Redlease, RedleaseError, Semaphore
 
 from .demo.command import run_demo
 from .plain import plain
-from .snapshot import show
+from .snapshot import UNDECLARED, show
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
 async def _resource(name: str, url: str, prefix: str) -> AsyncIterator[Semaphore]:
     # The capacity is only declared by who acquires, and these commands do not.
     async with Redlease.from_url(url, prefix=prefix) as client:
-        yield client.semaphore(name, capacity=1)
+        yield client.semaphore(name, capacity=UNDECLARED)
 
 
 @app.command()

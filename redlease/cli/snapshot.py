@@ -13,18 +13,23 @@ from rich.console import Console
 from rich.text import Text
 
 from redlease import Snapshot
+from redlease.limits import CAPACITY_MAX
+from redlease.wire import SNAPSHOT_LIMIT
 
 from .plain import plain
 
 GAP = "  "
 HEADS = ("", "ticket", "owner", "weight", "fence", "for", "lease left")
+# Stands in for the capacity of a resource of which the server knows none.
+UNDECLARED = CAPACITY_MAX
 WORDS = 3  # so many columns, the first ones, hold words and are set flush left; the others hold numbers
 
 
 def show(snapshot: Snapshot, *, as_json: bool) -> None:
     """Prints it: one line of JSON, so that a stream of them can be read line by line, or lines for people."""
     if as_json:
-        typer.echo(json.dumps(asdict(snapshot)))
+        known = {} if _is_known(snapshot) else {"capacity": None}
+        typer.echo(json.dumps(asdict(snapshot) | known))
         return
     # Only the stream itself tells: colours may be asked for where no terminal is, and then no line is to be cut either.
     console = Console(highlight=False)
@@ -67,12 +72,21 @@ class Row:
     metadata: tuple[str, ...]
 
 
+def _is_known(snapshot: Snapshot) -> bool:
+    return snapshot.capacity != UNDECLARED or bool(snapshot.fence or snapshot.holders or snapshot.waiters)
+
+
 def _head(snapshot: Snapshot) -> str:
-    used = sum(permit.weight for permit in snapshot.holders)
-    return (
-        f"{plain(snapshot.resource)}: {used} of {snapshot.capacity} held, {len(snapshot.waiters)} waiting, "
-        f"last fence {snapshot.fence or 'unknown'}"
+    name = plain(snapshot.resource)
+    if not _is_known(snapshot):
+        return f"{name}: nothing is known of it; it was not used under this prefix, or not for as long as its idle_ttl"
+    # A snapshot lists no more than so many, and who is not listed is not counted.
+    more_held, more_waiting = (
+        "at least " if len(listed) >= SNAPSHOT_LIMIT else "" for listed in (snapshot.holders, snapshot.waiters)
     )
+    held = f"{more_held}{sum(permit.weight for permit in snapshot.holders)} of {snapshot.capacity} held"
+    waiting = f"{more_waiting}{len(snapshot.waiters)} waiting"
+    return f"{name}: {held}, {waiting}, last fence {snapshot.fence or 'unknown'}"
 
 
 def _rows(snapshot: Snapshot) -> Iterator[Row]:
