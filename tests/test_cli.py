@@ -111,6 +111,7 @@ def test_the_timeline_needs_nothing_from_elsewhere(demo: tuple[dict[str, Any], s
         assert f"consumer {number}" in page
     assert page.count('class="holding"') == told["grants"]
     assert page.count('class="kill-cross"') == 2
+    assert "8 processes share 3 permits" in page
     assert "capacity 3" in page
     assert "seconds since the start" in page
 

@@ -66,7 +66,7 @@ def demo(
     prefix: Prefix = "redlease",
     as_json: AsJson = False,
 ) -> None:
-    """Eight processes share three slots, and two of them are killed. Exits with 1 if any promise was broken."""
+    """Eight processes share three permits, and two of them are killed. Exits with 1 if any promise was broken."""
     with _told_in_one_line():
         kept = run_demo(url, rounds=rounds, prefix=prefix, timeline=timeline, as_json=as_json)
     if not kept:

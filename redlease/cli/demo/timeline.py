@@ -176,7 +176,7 @@ def draw(evidence: Evidence, verdict: Verdict) -> str:
     )
     outcome = "Every promise was kept." if verdict.promises_kept else "A promise was broken."
     return PAGE.substitute(
-        title=f"{verdict.consumers} processes share {verdict.capacity} slots",
+        title=f"{verdict.consumers} processes share {verdict.capacity} permits",
         outcome=outcome,
         failures="".join(f"<p class='broken'>{escape(plain(failure))}</p>" for failure in verdict.failures),
         resource=escape(evidence.resource),
