@@ -134,11 +134,14 @@ async def test_an_acquire_after_a_wait_has_a_full_lease(
 
 
 async def test_max_hold_ends_renewal(client: Redlease, make_one: MakeOne) -> None:
-    """A body that runs longer than max_hold loses its permit when the lease has run out."""
+    """A body that runs longer than max_hold loses its permit when the lease has run out, and not before."""
     lock = make_one(client, lease=0.3)
+    loop = asyncio.get_running_loop()
     with pytest.raises(LeaseLost):
-        async with lock.hold(max_hold=0.5) as hold:
+        async with lock.hold(max_hold=1) as hold:
+            began = loop.time()
             await asyncio.sleep(30)
+    assert loop.time() - began >= 1
     assert hold.lost
     assert await asyncio.wait_for(lock.acquire(), 5)
 

@@ -6,7 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from backend_flows import Consumer, Inside, On, guarded
 from lock_flows import Chain, Locked, Plain, Sleeper, Unlocked, Use, plain, work
+from temporal_tools import Place, names_of
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowHandle
@@ -14,7 +16,7 @@ from temporalio.converter import DataConverter
 from temporalio.runtime import MetricBuffer, Runtime, TelemetryConfig
 from temporalio.worker import Worker
 
-from redlease import Redlease
+from redlease import Redlease, Semaphore
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually, until_waiting
@@ -24,23 +26,15 @@ if TYPE_CHECKING:
 
     from temporal_server import TemporalServer
 
-WORKFLOWS = [Chain, Locked, Plain, Sleeper, Unlocked]
+WORKFLOWS = [Chain, Consumer, Locked, Plain, Sleeper, Unlocked]
+ACTIVITIES = [work, plain, guarded]
 
 
 @pytest.fixture
-async def client(
-    temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str
-) -> AsyncIterator[Client]:
+async def client(place: Place) -> AsyncIterator[Client]:
     """A client with the plugin, beside a worker for all workflows."""
-    client = await Client.connect(temporal_server.address, plugins=[RedleasePlugin(redis_url, prefix=prefix)])
-    async with Worker(client, task_queue=task_queue, workflows=WORKFLOWS, activities=[work, plain]):
+    async with place.serving(WORKFLOWS, ACTIVITIES) as client:
         yield client
-
-
-async def events_of(client: Client, workflow_id: str) -> list[str]:
-    """Return the types of the events in a workflow's history."""
-    history = await client.get_workflow_handle(workflow_id).fetch_history()
-    return [EventType.Name(event.event_type).removeprefix("EVENT_TYPE_") for event in history.events]
 
 
 async def test_an_uncontended_hold_adds_few_events(client: Client, task_queue: str) -> None:
@@ -48,21 +42,30 @@ async def test_an_uncontended_hold_adds_few_events(client: Client, task_queue: s
     use = Use("r")
     await client.execute_workflow(Unlocked.run, use, id=f"{task_queue}-without", task_queue=task_queue)
     await client.execute_workflow(Locked.run, use, id=f"{task_queue}-with", task_queue=task_queue)
-    without = await events_of(client, f"{task_queue}-without")
-    with_lock = await events_of(client, f"{task_queue}-with")
+    without = await names_of(client.get_workflow_handle(f"{task_queue}-without"))
+    with_lock = await names_of(client.get_workflow_handle(f"{task_queue}-with"))
     assert len(with_lock) - len(without) <= 4, with_lock
 
 
-async def test_no_more_than_the_capacity_work_at_once(client: Client, task_queue: str) -> None:
-    """Workflows get the permits in the order of arrival, with growing fences."""
-    use = Use("r", capacity=2, seconds=0.1)
-    results = await asyncio.gather(
-        *(
-            client.execute_workflow(Locked.run, use, id=f"{task_queue}-{number}", task_queue=task_queue)
-            for number in range(6)
-        )
-    )
-    assert len({fence for fences in results for fence in fences}) == 6
+async def test_no_more_than_the_capacity_work_at_once(client: Client, task_queue: str, outside: Redlease) -> None:
+    """Workflows get the permits in the order of arrival, and as many as the capacity work at one time."""
+    pool = outside.semaphore("r", capacity=2)
+    Inside.most = 0
+    async with pool.hold(weight=2):
+        handles = []
+        for number in range(6):
+            handles.append(
+                await client.start_workflow(
+                    Consumer.run,
+                    args=[On("redis", "r", capacity=2), 0.3],
+                    id=f"{task_queue}-{number}",
+                    task_queue=task_queue,
+                )
+            )
+            await until_waiting(pool, number + 1)
+    fences = [await handle.result() for handle in handles]
+    assert fences == sorted(set(fences))
+    assert Inside.most == 2
 
 
 async def test_a_permit_goes_from_run_to_run(client: Client, task_queue: str) -> None:
@@ -73,14 +76,9 @@ async def test_a_permit_goes_from_run_to_run(client: Client, task_queue: str) ->
     assert len(set(fences)) == 1
 
 
-async def test_holds_outlive_the_workers_memory(
-    temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str
-) -> None:
+async def test_holds_outlive_the_workers_memory(place: Place, task_queue: str) -> None:
     """Runs that are taken out of the cache while they hold or wait neither release nor lose their place."""
-    client = await Client.connect(temporal_server.address, plugins=[RedleasePlugin(redis_url, prefix=prefix)])
-    async with Worker(
-        client, task_queue=task_queue, workflows=WORKFLOWS, activities=[work, plain], max_cached_workflows=1
-    ):
+    async with place.serving(WORKFLOWS, ACTIVITIES, worker={"max_cached_workflows": 1}) as client:
         handles = [
             await client.start_workflow(
                 Sleeper.run, Use("r", capacity=2, lease=2.0), id=f"{task_queue}-{number}", task_queue=task_queue
@@ -116,7 +114,7 @@ async def test_metrics_tell_of_grants(
         plugins=[RedleasePlugin(redis_url, prefix=prefix)],
         runtime=Runtime(telemetry=TelemetryConfig(metrics=buffer)),
     )
-    async with Worker(client, task_queue=task_queue, workflows=WORKFLOWS, activities=[work, plain]):
+    async with Worker(client, task_queue=task_queue, workflows=[Locked], activities=[work]):
         use = Use("r", rounds=3)
         await client.execute_workflow(Locked.run, use, id=task_queue, task_queue=task_queue)
     updates = [update for update in buffer.retrieve_updates() if update.metric.name.startswith("redlease_")]
@@ -125,15 +123,15 @@ async def test_metrics_tell_of_grants(
     assert [update.metric.unit for update in updates if update.metric.name == "redlease_wait"] == ["ms"] * 3
 
 
-async def test_a_waiting_workflow_shows_its_place(client: Client, task_queue: str, redis_url: str, prefix: str) -> None:
+async def test_a_waiting_workflow_shows_its_place(client: Client, task_queue: str, pool: Semaphore) -> None:
     """The pending activity of the second in the queue says so in its summary."""
-    async with Redlease.from_url(redis_url, prefix=prefix) as service, service.lock("r"):
+    async with pool:
         handles = []
         for number in range(2):
             handle = await client.start_workflow(
                 Locked.run, Use("r"), id=f"{task_queue}-{number}", task_queue=task_queue
             )
-            await until_waiting(service.lock("r"), number + 1)
+            await until_waiting(pool, number + 1)
             handles.append(handle)
         shown = [await _summary(handle) for handle in handles]
     assert shown == ["waiting for r, place 1", "waiting for r, place 2"]
