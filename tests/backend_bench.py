@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import WorkflowHandle
 
-    from redlease import Snapshot
+    from redlease import Permit, Snapshot
 
     from temporal_server import TemporalServer
 
@@ -40,9 +40,9 @@ class Bench:
         """Start a workflow that does what it is told to."""
         return await self.start(Actor.run, self.on)
 
-    async def holder(self, how: str = "complete", **on: Any) -> WorkflowHandle[Any, Any]:
-        """Start a workflow that holds."""
-        return await self.start(Holder.run, On(**(vars(self.on) | on)), how, None)
+    async def holder(self, how: str = "complete", permit: Permit | None = None, **on: Any) -> WorkflowHandle[Any, Any]:
+        """Start a workflow that holds, what it acquires or a permit that it adopts."""
+        return await self.start(Holder.run, On(**(vars(self.on) | on)), how, permit)
 
     async def consume(self, seconds: float, **on: Any) -> int:
         """Run one guarded activity in a hold; returns the fence."""

@@ -157,11 +157,11 @@ class Holder:
     async def run(self, on: On, how: str, permit: Permit | None) -> str:
         """Hold until told to go on, and end."""
         pool = on.pool()
-        if permit is not None:
-            async with await pool.adopt(permit, on_close=on.on_close) as hold:
-                await self._until_told(hold.fence)
-                return f"adopted {hold.fence}"
         try:
+            if permit is not None:
+                async with await pool.adopt(permit, on_close=on.on_close, max_hold=on.max_hold) as hold:
+                    await self._until_told(hold.fence)
+                    return f"adopted {hold.fence}"
             on_lost: Literal["cancel", "signal"] = "signal" if how == "guarded" else "cancel"
             async with pool.hold(
                 timeout=on.timeout, on_close=on.on_close, max_hold=on.max_hold, on_lost=on_lost

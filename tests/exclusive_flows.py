@@ -59,6 +59,13 @@ async def call_alone(order: Order) -> list[int]:
     return await serve(order)
 
 
+@activity.defn
+@exclusive("vendor-full", max_waiters=1)
+async def call_unless_full(order: Order) -> list[int]:
+    """One at once, and one that waits."""
+    return await serve(order)
+
+
 class Vendor:
     """Activities that are methods."""
 

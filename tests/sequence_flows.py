@@ -91,6 +91,24 @@ class Handing:
 
 
 @workflow.defn
+class Naming:
+    """A workflow that knows by name alone what handles its items, on another task queue."""
+
+    @workflow.run
+    async def run(self, items: list[Item], task_queue: str) -> list[int]:
+        """Return the indices of the receipts."""
+        receipts = await sequence(
+            "ledger:" + items[0].book,
+            items,
+            "post",
+            start_to_close_timeout=timedelta(seconds=20),
+            task_queue=task_queue,
+            result_type=Receipt,
+        )
+        return [receipt.index for receipt in receipts]
+
+
+@workflow.defn
 class Misusing:
     """A workflow whose items cannot be handed over."""
 

@@ -182,6 +182,7 @@ async def test_cancelled_at_each_step_of_adopt_and_renew(
             await lock.release("t")
             await eventually(lambda: nothing_is_left(raw, prefix))
             step += 1
+        assert step > 2
 
 
 async def test_cancelling_does_not_wait_for_the_network(client: Redlease) -> None:

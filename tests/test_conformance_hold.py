@@ -25,11 +25,11 @@ class BodyError(Exception):
 
 
 async def test_a_block_holds_and_releases(client: Redlease, make_one: MakeOne) -> None:
-    """Inside the block the lock is held by this ticket and fence, and after it by nobody."""
+    """Inside the block the lock is held by this ticket and fence, with its metadata, and after it by nobody."""
     lock = make_one(client)
-    async with lock.hold(ticket="t") as hold:
+    async with lock.hold(ticket="t", metadata={"job": "7"}) as hold:
         (held,) = (await lock.inspect()).holders
-        assert (held.ticket, held.fence) == ("t", hold.fence)
+        assert (held.ticket, held.fence, held.metadata) == ("t", hold.fence, {"job": "7"})
         assert (hold.permit.ticket, hold.permit.fence, hold.permit.expires_at_ms) == (
             "t",
             hold.fence,

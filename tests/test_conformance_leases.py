@@ -133,15 +133,17 @@ async def test_an_acquire_after_a_wait_has_a_full_lease(
     assert held.expires_at_ms == later.expires_at_ms
 
 
-async def test_max_hold_ends_renewal(client: Redlease, make_one: MakeOne) -> None:
+@pytest.mark.parametrize("how", ["hold", "adopt"])
+async def test_max_hold_ends_renewal(client: Redlease, make_one: MakeOne, how: str) -> None:
     """A body that runs longer than max_hold loses its permit when the lease has run out, and not before."""
-    lock = make_one(client, lease=0.3)
+    lock = make_one(client, lease=0.6)
     loop = asyncio.get_running_loop()
+    entered = lock.hold(max_hold=1.2) if how == "hold" else await lock.adopt(await lock.acquire(), max_hold=1.2)
     with pytest.raises(LeaseLost):
-        async with lock.hold(max_hold=1) as hold:
+        async with entered as hold:
             began = loop.time()
             await asyncio.sleep(30)
-    assert loop.time() - began >= 1
+    assert loop.time() - began >= 1.2
     assert hold.lost
     assert await asyncio.wait_for(lock.acquire(), 5)
 

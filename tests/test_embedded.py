@@ -171,12 +171,13 @@ def test_it_ends_with_a_parent_that_exits() -> None:
 
 def test_it_ends_although_forked_children_live_on() -> None:
     """A forked child inherits the pipe that stands for the parent's life, and lets go of it."""
-    fork = "import os\nif os.fork() == 0: time.sleep(2)\nelse: time.sleep(60)"
+    fork = "import os\nif os.fork() == 0: print('forked', flush=True); sys.stdin.readline()\nelse: time.sleep(60)"
     child, path, pid = start_child(fork)
-    time.sleep(0.2)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "forked\n"
     child.kill()
     child.wait(timeout=10)
-    assert soon(lambda: not alive(pid) and not path.parent.exists(), within=1)
+    assert soon(lambda: not alive(pid) and not path.parent.exists())
     finish(child)
 
 
@@ -197,9 +198,14 @@ def test_a_forked_child_does_not_stop_its_parents_server() -> None:
     server.start()
     child = os.fork()
     if child == 0:
-        server.stop()
-        os._exit(0)
-    os.waitpid(child, 0)
+        # Whatever happens, this copy of the test run must end here.
+        status = 1
+        try:
+            server.stop()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with redis.Redis.from_url(server.url) as client:
         assert client.ping()
     server.stop()

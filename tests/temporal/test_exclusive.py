@@ -6,40 +6,30 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from exclusive_flows import Calling, Order, Vendor, call_alone, call_vendor
+from exclusive_flows import Calling, Order, Vendor, call_alone, call_unless_full, call_vendor
+from temporal_tools import Place
 from temporalio import activity
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import Worker
 
 from redlease import Redlease
-from redlease_temporal.worker import RedleasePlugin, current_hold, exclusive
+from redlease_temporal.worker import current_hold, exclusive
 
-from helpers import eventually
+from helpers import eventually, queue_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from temporal.conftest import StartWorkerProcess
-    from temporal_server import TemporalServer
 
 
 @pytest.fixture
-async def client(
-    temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str
-) -> AsyncIterator[Client]:
+async def client(place: Place) -> AsyncIterator[Client]:
     """A client with the plugin, beside a worker."""
-    client = await Client.connect(temporal_server.address, plugins=[RedleasePlugin(redis_url, prefix=prefix)])
-    activities = [call_vendor, call_alone, Vendor().call_method]
-    async with Worker(client, task_queue=task_queue, workflows=[Calling], activities=activities):
+    activities = [call_vendor, call_alone, call_unless_full, Vendor().call_method]
+    async with place.serving([Calling], activities) as client:
         yield client
-
-
-@pytest.fixture
-async def outside(redis_url: str, prefix: str) -> AsyncIterator[Redlease]:
-    """A service beside the workflows."""
-    async with Redlease.from_url(redis_url, prefix=prefix) as service:
-        yield service
 
 
 async def call(client: Client, queue: str, name: str, order: Order, attempts: int = 0, number: int = 0) -> Any:
@@ -102,6 +92,22 @@ async def test_an_error_that_is_not_retried_releases_at_once(
     with pytest.raises(WorkflowFailureError):
         await last.result()
     assert not await lock.locked()
+
+
+async def test_an_attempt_does_not_wait_behind_too_many(client: Client, task_queue: str, outside: Redlease) -> None:
+    """Where as many wait as may, the attempt fails with QueueFull."""
+    lock = outside.lock("vendor-full")
+    permit = await lock.acquire()
+    (waiting,) = await queue_up(lock, 1)
+    handle = await call(client, task_queue, "call_unless_full", Order(), attempts=1)
+    with pytest.raises(WorkflowFailureError) as raised:
+        await handle.result()
+    failed = raised.value.cause
+    assert isinstance(failed, ActivityError)
+    assert isinstance(failed.cause, ApplicationError)
+    assert failed.cause.type == "QueueFull"
+    await lock.release(permit)
+    await lock.release(await waiting)
 
 
 async def test_an_attempt_waits_in_its_slot_for_so_long_and_keeps_its_place(

@@ -13,7 +13,7 @@ import pytest
 from temporal_tools import Place, names_of
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 
-from helpers import eventually
+from helpers import cancel, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,12 +94,13 @@ async def test_pipeline(
             for station in (mixer, oven):
                 held = len((await station.inspect()).holders)
                 most[station.name] = max(most[station.name], held)
+            await asyncio.sleep(0.005)
 
     async with place.serving([page.Bread], [page.mix, page.bake]) as client:
         looking = asyncio.create_task(look())
         names = [f"bread-{number}" for number in range(6)]
         baked = await asyncio.gather(*(run(client, place, page.Bread.run, name) for name in names))
-        looking.cancel()
+        await cancel(looking)
     assert baked == names
     assert most == {"mixer": 1, "oven": 2}
 

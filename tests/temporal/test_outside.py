@@ -45,7 +45,7 @@ def pool(bench: Bench) -> SlotSemaphore:
 
 async def test_services_and_workflows_exclude_each_other(bench: Bench, pool: SlotSemaphore) -> None:
     """A workflow waits for a service, and a service for a workflow, each under a higher fence."""
-    async with pool.hold(owner="svc-a") as hold:
+    async with pool.hold(owner="svc-a", metadata={"job": "7"}) as hold:
         holder = await bench.holder()
 
         async def waits() -> bool:
@@ -53,7 +53,7 @@ async def test_services_and_workflows_exclude_each_other(bench: Bench, pool: Slo
 
         await eventually(waits)
         (held,) = (await pool.inspect()).holders
-        assert (held.owner, held.fence) == ("svc-a", hold.fence)
+        assert (held.owner, held.fence, held.metadata["job"]) == ("svc-a", hold.fence, "7")
     fence = await asyncio.wait_for(holder.execute_update(Holder.until_held), 3)
     assert fence > hold.fence
     waiting = asyncio.create_task(pool.acquire())

@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sequence_flows import SOON, Handing, Item, Misusing, Receipt, note, post, trace
+from sequence_flows import SOON, Handing, Item, Misusing, Naming, Receipt, note, post, trace
 from temporal_tools import WIDE, Place, events_of, tasks_that_failed
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
-from temporalio.worker import Replayer
+from temporalio.worker import Replayer, Worker
 
 from redlease_temporal import SequenceFailed
 from redlease_temporal.sequence_client import Sequence
@@ -108,6 +108,15 @@ async def test_a_workflow_hands_items_over(client: Client, place: Place, book: s
     assert await handle.result() == [0, 1, 2, 3, 4]
     assert effects(book) == [0, 1, 2, 3, 4]
     assert one_at_a_time(book)
+
+
+async def test_an_activity_by_name_on_another_queue(place: Place, book: str) -> None:
+    """The items are handled where the workflow says, and their results are decoded as what it says."""
+    queue = f"{place.task_queue}-posts"
+    items = [Item(index, book) for index in range(3)]
+    async with place.serving([Naming], []) as client, Worker(client, task_queue=queue, activities=[post]):
+        result = client.execute_workflow(Naming.run, args=[items, queue], id=queue, task_queue=place.task_queue)
+        assert await asyncio.wait_for(result, 20) == [0, 1, 2]
 
 
 async def test_workflows_take_turns(client: Client, place: Place, book: str) -> None:
@@ -323,7 +332,13 @@ async def test_progress(ledger: Sequence, client: Client, book: str) -> None:
     await eventually(lambda: trace(book)[-1] == "end 1")
 
 
-async def test_appends_meet_a_sequence_that_ends(ledger: Sequence, book: str) -> None:
+async def began_anew(client: Client, book: str) -> bool:
+    """Tell whether more than one sequence of a book has ended, as far as the server lists them."""
+    ended = f"WorkflowId = '{run_of(client, book).id}' AND ExecutionStatus = 'Completed'"
+    return (await client.count_workflows(ended)).count > 1
+
+
+async def test_appends_meet_a_sequence_that_ends(ledger: Sequence, client: Client, book: str) -> None:
     """Each of 120 calls by three services has its result, though the sequence ends and is started anew between them."""
 
     async def append(service: int) -> None:
@@ -336,20 +351,22 @@ async def test_appends_meet_a_sequence_that_ends(ledger: Sequence, book: str) ->
     await asyncio.gather(*(append(service) for service in range(3)))
     assert len(effects(book)) == 120
     assert one_at_a_time(book)
+    await eventually(lambda: began_anew(client, book))
 
 
 async def test_callers_meet_a_sequence_that_ends(client: Client, place: Place, book: str) -> None:
     """Each of 48 workflows, four at a time, has its item done, though the sequence ends between them."""
 
-    async def hand_over(caller: int) -> None:
-        for number in range(12):
-            index = 100 * caller + number
-            handle = await handed(client, place, str(index), [Item(index, book)])
-            assert await handle.result() == [index]
+    async def hand_over(index: int) -> None:
+        handle = await handed(client, place, str(index), [Item(index, book)])
+        assert await handle.result() == [index]
 
-    await asyncio.gather(*(hand_over(caller) for caller in range(4)))
+    for number in range(12):
+        # As the last of these is done the sequence ends, and the next ones come.
+        await asyncio.gather(*(hand_over(100 * caller + number) for caller in range(4)))
     assert len([line for line in trace(book) if line.startswith("begin")]) == 48
     assert one_at_a_time(book)
+    await eventually(lambda: began_anew(client, book))
 
 
 # Over long lists, and deaths
