@@ -15,7 +15,7 @@ from temporalio.client import Client
 from redlease.embedded import ProcessGroup
 
 from children import freeze
-from servers import free_port
+from clusters import free_bus_port
 from temporal_cli import find_cli
 
 START_WITHIN = 30.0
@@ -40,7 +40,7 @@ class TemporalServer:
 
     def __init__(self, *arguments: str, keep: bool = False) -> None:
         """Choose a free port; nothing runs before ``start``."""
-        self.port = free_port()
+        self.port = free_bus_port()
         self._arguments = arguments
         self._keep = keep
         self._group = ProcessGroup()
@@ -70,23 +70,32 @@ class TemporalServer:
     async def start(self) -> Self:
         """Start the server and wait until it answers."""
         assert self._process is None, "the server runs already"
-        command = [str(find_cli()), "server", "start-dev", *self._settings(), *self._arguments]
-        self._process = self._group.spawn(command, output=self._log, env=dict(os.environ))
         try:
             async with asyncio.timeout(START_WITHIN):
-                while not await self._answers():
-                    if self._process.poll() is not None:
-                        raise RuntimeError("the process has ended")
-                    await asyncio.sleep(0.01)
+                # It draws ports for itself too, one of which another process may take before it does.
+                if not await self._begun() and not await self._begun():
+                    raise RuntimeError("the process has ended")
         except (RuntimeError, TimeoutError) as error:
             log = self.log()
             await self.stop()
-            why = f"{error or 'it took too long'}. {log[-1000:]}"
-            raise RuntimeError(f"The Temporal server did not start: {why}") from error
+            # A crash says why at its beginning, and then shows the stacks of some hundred goroutines.
+            told = log if len(log) < 4000 else f"{log[:2000]}\n...\n{log[-2000:]}"
+            raise RuntimeError(f"The Temporal server did not start: {error or 'it took too long'}. {told}") from error
         except BaseException:
             await self.stop()
             raise
         return self
+
+    async def _begun(self) -> bool:
+        """Start the process; return whether it came to answer, and did not end before."""
+        command = [str(find_cli()), "server", "start-dev", *self._settings(), *self._arguments]
+        self._process = self._group.spawn(command, output=self._log, env=dict(os.environ))
+        while not await self._answers():
+            if self._process.poll() is not None:
+                self._process = None
+                return False
+            await asyncio.sleep(0.01)
+        return True
 
     def kill(self) -> None:
         """End the server with SIGKILL; without `keep` every workflow is gone."""

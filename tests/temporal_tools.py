@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from temporal_server import TemporalServer
 
 
+# The ways in which a workflow of `limited_flows` ends.
+ENDINGS = ["completed", "failed", "cancelled", "terminated", "timed out"]
 WIDE = {"sticky_queue_schedule_to_start_timeout": 1.0}  # a killed worker's queue times out soon
 
 
@@ -123,6 +126,35 @@ async def reset(client: Client, handle: WorkflowHandle[Any, Any], task: int) -> 
         )
     )
     return client.get_workflow_handle(handle.id, run_id=reply.run_id)
+
+
+def begun_for(ending: str) -> dict[str, Any]:
+    """Return the options of a start of a workflow of `limited_flows` that is to end in this way."""
+    # The time is long enough for what tests do before, on a busy machine too.
+    timeout = timedelta(seconds=5) if ending == "timed out" else None
+    return {"how": "fail" if ending == "failed" else "complete", "run_timeout": timeout}
+
+
+async def ended(handle: WorkflowHandle[Any, str], ending: str) -> None:
+    """Let such a workflow end in this way, and return when it is closed."""
+    if ending in {"completed", "failed"}:
+        await handle.signal("proceed")
+    elif ending == "cancelled":
+        await handle.cancel()
+    elif ending == "terminated":
+        await handle.terminate()
+    with contextlib.suppress(WorkflowFailureError):
+        await handle.result()
+    status = (await handle.describe()).status
+    assert status is not None
+    assert status.name == ending.replace(" ", "_").replace("cancelled", "canceled").upper()
+
+
+async def end(*handles: WorkflowHandle[Any, Any]) -> None:
+    """Let such workflows go on to their end."""
+    for handle in handles:
+        await handle.signal("proceed")
+        await handle.result()
 
 
 async def after_refusals(

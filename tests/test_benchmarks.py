@@ -131,14 +131,14 @@ def test_a_dearer_operation_is_noticed() -> None:
 
 def test_the_layers_of_the_server_add_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script costs more than a bare command, and one that runs our commands more than one that does nothing."""
-    monkeypatch.setattr(breakdown, "BATCHES", 8)
+    monkeypatch.setattr(breakdown, "BATCHES", 30)
     bare, nothing, commands = (us for _, us in breakdown.server_layers(url))
     assert 0 < bare < nothing < commands
 
 
 def test_the_files_of_the_client_share_its_time(url: str) -> None:
     """The samples find this library's own files, and make up the whole."""
-    shares, outcome = asyncio.run(breakdown.client_shares(url, seconds=0.4))
+    shares, outcome = asyncio.run(breakdown.client_shares(url, seconds=1.5))
     assert sum(share for _, share in shares) == pytest.approx(1.0)
     assert "redlease/wire.py" in dict(shares)
     assert outcome.figures["client_us_pair"] > 0

@@ -35,6 +35,9 @@ from helpers import cancel, eventually, queue_up, until_waiting
 if TYPE_CHECKING:
     from conftest import Servers
 
+# A whole demo takes a busy machine some time.
+pytestmark = pytest.mark.timeout(120)
+
 COMMAND = (sys.executable, "-c", "from redlease.cli import main; main()")
 
 # What a ticket may hold: markup, the name of a picture, and what a terminal obeys. Then as it is to be shown.
@@ -67,7 +70,7 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     """Run the command as a process of its own."""
     environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "80"}
     return subprocess.run(
-        [*COMMAND, *arguments], check=False, capture_output=True, text=True, timeout=50, cwd=cwd, env=environment
+        [*COMMAND, *arguments], check=False, capture_output=True, text=True, timeout=110, cwd=cwd, env=environment
     )
 
 

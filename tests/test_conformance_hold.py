@@ -266,7 +266,7 @@ async def _held(lock: Semaphore) -> Hold:
 
 async def test_detach_keeps_the_permit(client: Redlease, make_one: MakeOne) -> None:
     """A detached hold renews no more and its block releases nothing; the permit lives for its lease."""
-    lock = make_one(client, lease=0.5)
+    lock = make_one(client, lease=1.5)
     async with lock.hold() as hold:
         permit = hold.detach()
     assert not hold.lost

@@ -34,14 +34,14 @@ async def test_a_permit_that_nobody_renews_lapses(client: Redlease, make_one: Ma
 
 
 async def test_a_lapsed_permit_passes_on_at_its_deadline(client: Redlease, make_one: MakeOne) -> None:
-    """The next waiter has it within a fraction of a second after the lease ended, with nobody to release it."""
-    lock = make_one(client, lease=0.4)
+    """The next waiter has it soon after the lease ended, within one beat, with nobody to release it."""
+    lock = make_one(client, lease=1.5, waiter_lease=3)
     first = await lock.acquire()
-    tasks = await queue_up(lock, 3)
+    tasks = [asyncio.create_task(lock.acquire()) for _ in range(3)]
     second = await tasks[0]
-    assert 0 <= second.granted_at_ms - first.expires_at_ms < 300
+    assert 0 <= second.granted_at_ms - first.expires_at_ms < 1000
     third = await tasks[1]
-    assert 0 <= third.granted_at_ms - second.expires_at_ms < 300
+    assert 0 <= third.granted_at_ms - second.expires_at_ms < 1000
     await lock.release(third)
     await lock.release(await tasks[2])
 
@@ -193,7 +193,7 @@ async def test_a_stall_shorter_than_the_lease_costs_nothing(client: Redlease, ma
     async with lock.hold() as hold:
         for _ in range(3):
             time.sleep(0.5)
-            await asyncio.sleep(0.05)
+            await eventually(lambda: hold.remaining() > 0.7)
         hold.check()
         assert await lock.check(hold.permit)
 
@@ -210,10 +210,10 @@ async def test_a_lost_permit_is_never_retaken(client: Redlease, make_client: Mak
 
 async def test_many_holds_are_renewed_together(client: Redlease) -> None:
     """Hundreds of holds of one client outlive their leases."""
-    pools = [client.semaphore(f"r{number}", capacity=50, lease=0.6) for number in range(4)]
+    pools = [client.semaphore(f"r{number}", capacity=50, lease=3) for number in range(4)]
     holds = await asyncio.gather(*(pool.hold() for pool in pools for _ in range(50)))
-    first = holds[0].permit.expires_at_ms
-    await eventually(lambda: all(hold.permit.expires_at_ms > first + 700 for hold in holds))
+    first = max(hold.permit.expires_at_ms for hold in holds)
+    await eventually(lambda: all(hold.permit.expires_at_ms > first + 3000 for hold in holds), 10)
     assert not any(hold.lost for hold in holds)
     assert all(await asyncio.gather(*(hold.release() for hold in holds)))
 

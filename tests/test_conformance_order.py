@@ -120,12 +120,12 @@ async def test_who_leaves_disturbs_nobody(client: Redlease, make_one: MakeOne) -
 
 
 async def test_a_place_is_kept_as_long_as_it_takes(make_client: MakeClient, engine: str, make_one: MakeOne) -> None:
-    """Who waits for many times the waiter lease keeps place and order."""
-    locks = [make_one(await make_client(waiter_lease=0.2)) for _ in range(2)]
+    """Who waits for twice the waiter lease and more keeps place and order."""
+    locks = [make_one(await make_client(waiter_lease=1)) for _ in range(2)]
     hold = await locks[0].hold()
     tasks = [(await queue_up(locks[number % 2], 1))[0] for number in range(4)]
     order = await until_waiting(locks[0], 4)
-    await asyncio.sleep(1)
+    await asyncio.sleep(2.5)
     assert await until_waiting(locks[0], 4) == order
     assert await hold.release()
     assert await drain(locks[0], tasks) == [0, 1, 2, 3]

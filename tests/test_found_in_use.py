@@ -39,15 +39,15 @@ async def test_the_reply_to_a_release_is_lost(servers: Servers, make_proxy: Make
 
 
 async def test_a_hold_out_of_the_queue_gets_its_full_lease(client: Redlease) -> None:
-    """It begins with the rest of the waiter's place, and has its own lease within a fraction of a second."""
-    lock = client.lock("r", lease=60, waiter_lease=2)
+    """It begins with the rest of the waiter's place, and has its own lease long before that has ended."""
+    lock = client.lock("r", lease=60, waiter_lease=10)
     permit = await lock.acquire()
     waiting = asyncio.create_task(_hold(lock))
     await until_waiting(lock, 1)
     await lock.release(permit)
     hold = await waiting
-    assert hold.remaining() <= 2
-    await eventually(lambda: hold.remaining() > 50, 1.5)
+    assert hold.remaining() <= 10
+    await eventually(lambda: hold.remaining() > 50)
     await hold.release()
 
 
@@ -84,14 +84,14 @@ async def test_a_lease_made_shorter_by_hand_is_filled_by_its_hold(client: Redlea
     """A renewal that shortens a permit which is held is told to the hold, and the hold has its lease again."""
     lock = client.lock("r", lease=30)
     async with lock.hold() as hold:
-        renewed = await lock.renew(hold.permit, lease=0.5)
-        assert renewed.lease_ms == 500
+        renewed = await lock.renew(hold.permit, lease=5)
+        assert renewed.lease_ms == 5000
 
         async def filled() -> bool:
             snapshot = await lock.inspect()
             return snapshot.holders[0].expires_at_ms - snapshot.server_time_ms > 20_000
 
-        await eventually(filled, 0.45)
+        await eventually(filled, 4.5)
         hold.check()
 
 
@@ -137,7 +137,7 @@ async def test_patience_follows_the_leases_that_are_kept(client: Redlease) -> No
     connection = client._connection.of(client.lock("r")._resource)
     assert isinstance(connection, Connection)
     usual_ms = connection.patience_ms
-    async with client.lock("r", lease=0.9).hold():
+    async with client.lock("r", lease=4).hold():
         assert connection.patience_ms < usual_ms
     assert connection.patience_ms == usual_ms
 
@@ -197,8 +197,8 @@ async def test_hundreds_of_dead_waiters_are_nobody(client: Redlease, make_client
     dying = await make_client()
     lock = client.lock("r")
     permit = await lock.acquire()
-    doomed = await queue_up(dying.lock("r", waiter_lease=0.3), 1)
-    doomed += [asyncio.create_task(dying.lock("r", waiter_lease=0.3).acquire()) for _ in range(249)]
+    doomed = await queue_up(dying.lock("r", waiter_lease=2), 1)
+    doomed += [asyncio.create_task(dying.lock("r", waiter_lease=2).acquire()) for _ in range(249)]
     await until_waiting(lock, 250)
     dying._keeper.schedule.close()  # it beats no more, as if it were dead
     await until_waiting(lock, 0)

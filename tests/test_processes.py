@@ -27,8 +27,8 @@ def server(servers: Servers, real_engine: str) -> Server:
 async def test_a_killed_holder_s_permit_passes_on(server: Server, make_client: MakeClient, prefix: str) -> None:
     """The next waiter has it when the lease of the killed process ends, and not before."""
     client = await make_client(url=server.url)
-    lock = client.lock("r", lease=0.6)
-    async with child("hold", server.url, client={"prefix": prefix, "lease": 0.6}) as holder:
+    lock = client.lock("r", lease=1.5)
+    async with child("hold", server.url, client={"prefix": prefix, "lease": 1.5}) as holder:
         fence = (await holder.event("held"))["fence"]
         tasks = await queue_up(lock, 2)
         holder.kill()
@@ -36,7 +36,7 @@ async def test_a_killed_holder_s_permit_passes_on(server: Server, make_client: M
         (dead,) = (await lock.inspect()).holders
         permit = await asyncio.wait_for(tasks[0], 10)
     assert permit.fence > fence
-    assert 0 <= permit.granted_at_ms - dead.expires_at_ms < 300
+    assert 0 <= permit.granted_at_ms - dead.expires_at_ms < 1000
     await lock.release(permit)
     await tasks[1]
 
@@ -69,17 +69,17 @@ async def seconds_behind_dead_waiters(
 
 
 async def test_a_hundred_dead_waiters_cost_what_one_costs(server: Server, make_client: MakeClient, prefix: str) -> None:
-    """Behind 100 killed waiters a live one has its grant within a second of when it would have it behind one."""
+    """Behind 100 killed waiters a live one has its grant within two seconds of when it would have it behind one."""
     behind_one = await seconds_behind_dead_waiters(server, make_client, f"{prefix}a", 1, 1)
     behind_many = await seconds_behind_dead_waiters(server, make_client, f"{prefix}b", 1, 100)
-    assert behind_one < 1 + 1
-    assert behind_many - behind_one < 1
+    assert behind_one < 1 + 2
+    assert behind_many - behind_one < 2
 
 
 async def test_dead_waiters_of_several_processes(servers: Servers, make_client: MakeClient, prefix: str) -> None:
     """The same where the 100 belonged to several processes, whose places end at different moments."""
     waited = await seconds_behind_dead_waiters(servers["redis7"], make_client, prefix, 4, 25)
-    assert waited < 1 + 1
+    assert waited < 1 + 2
 
 
 async def test_a_paused_holder_finds_out(server: Server, make_client: MakeClient, prefix: str) -> None:
@@ -105,11 +105,11 @@ async def test_a_pause_shorter_than_the_lease_costs_nothing(
     """A process that is stopped for part of its lease keeps its permit."""
     client = await make_client(url=server.url)
     lock = client.lock("r")
-    async with child("hold", server.url, client={"prefix": prefix, "lease": 1.5}) as holder:
+    async with child("hold", server.url, client={"prefix": prefix, "lease": 4}) as holder:
         fence = (await holder.event("held"))["fence"]
         for _ in range(2):
             holder.pause()
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(1.6)
             holder.resume()
             await asyncio.sleep(0.6)
         (held,) = (await lock.inspect()).holders
@@ -139,8 +139,8 @@ async def test_a_ticket_finds_its_place_again(server: Server, make_client: MakeC
         waiter.kill()
         await waiter.process.wait()
         again = asyncio.create_task(lock.acquire(ticket="t"))
+        await asyncio.sleep(0)  # it has asked, and what is asked next on the same connection comes after it
         assert (await until_waiting(lock, 2))[0] == "t"
-        await asyncio.sleep(0.05)
         assert await lock.release(permit)
         assert await lock.release(await asyncio.wait_for(again, 5))
         assert await lock.release(await asyncio.wait_for(behind, 5))

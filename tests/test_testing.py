@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -11,6 +10,8 @@ import fakeredis
 
 from redlease import Redlease
 from redlease.testing import fake_client
+
+from helpers import queue_up
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,9 +147,7 @@ async def test_a_waiter_is_woken_across_clients() -> None:
     server = fakeredis.FakeServer()
     async with fake_client(server=server) as one, fake_client(server=server) as other:
         hold = await one.lock("invoice:42").hold()
-        waiting = asyncio.create_task(other.lock("invoice:42").acquire(timeout=5))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
+        (waiting,) = await queue_up(other.lock("invoice:42"), 1, timeout=5)
         await hold.release()
         assert (await waiting).fence > hold.fence
 

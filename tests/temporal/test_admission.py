@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from datetime import timedelta
 from types import SimpleNamespace
@@ -11,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from limited_flows import AGAIN, Hasty, Job, OneEach, Parent, Two
-from temporal_tools import WIDE, Place, after_refusals, names_of, reset, tasks_that_failed
+from temporal_tools import (
+    ENDINGS,
+    WIDE,
+    Place,
+    after_refusals,
+    begun_for,
+    end,
+    ended,
+    names_of,
+    reset,
+    tasks_that_failed,
+)
 from temporalio.client import (
     Client,
     Schedule,
@@ -39,7 +49,7 @@ if TYPE_CHECKING:
 
     from redlease import Redlease, Semaphore
 
-    from conftest import MakeClient, OwnServer
+    from conftest import OwnServer
     from temporal.conftest import StartWorkerProcess
     from temporal_server import TemporalServer
 
@@ -58,12 +68,6 @@ async def client(place: Place) -> AsyncIterator[Client]:
 async def plain(place: Place) -> Client:
     """A client without the plugin, as other SDKs, the CLI and schedules are."""
     return await Client.connect(place.address)
-
-
-@pytest.fixture
-async def outside(redis_url: str, make_client: MakeClient) -> Redlease:
-    """A service that looks at the places."""
-    return await make_client(url=redis_url)
 
 
 @pytest.fixture
@@ -91,13 +95,6 @@ async def started(
         Two.run, Job(how=how), id=f"{place.task_queue}-{name or uuid.uuid4().hex}", **(usual | options)
     )
     return handle
-
-
-async def end(*handles: WorkflowHandle[Any, Any]) -> None:
-    """Let workflows go on to their end."""
-    for handle in handles:
-        await handle.signal("proceed")
-        await handle.result()
 
 
 # The start
@@ -314,31 +311,12 @@ async def test_whoever_took_a_place_died(client: Client, place: Place, places: S
 
 # The end
 
-ENDINGS = ["completed", "failed", "cancelled", "terminated", "timed out"]
-
 
 async def begun(client: Client, place: Place, ending: str) -> WorkflowHandle[Any, str]:
     """Start one that is to end in this way."""
-    how = "fail" if ending == "failed" else "complete"
-    timeout = timedelta(seconds=1) if ending == "timed out" else None
-    handle = await started(client, place, how=how, run_timeout=timeout)
+    handle = await started(client, place, **begun_for(ending))
     await handle.execute_update(Two.look)
     return handle
-
-
-async def ended(handle: WorkflowHandle[Any, str], ending: str) -> None:
-    """Let it end in this way, and return when it is closed."""
-    if ending in {"completed", "failed"}:
-        await handle.signal(Two.proceed)
-    elif ending == "cancelled":
-        await handle.cancel()
-    elif ending == "terminated":
-        await handle.terminate()
-    with contextlib.suppress(WorkflowFailureError):
-        await handle.result()
-    status = (await handle.describe()).status
-    assert status is not None
-    assert status.name == ending.replace(" ", "_").replace("cancelled", "canceled").upper()
 
 
 async def seconds_until_free(places: Semaphore) -> float:
@@ -349,6 +327,7 @@ async def seconds_until_free(places: Semaphore) -> float:
     return loop.time() - began
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_ten_runs_end(client: Client, place: Place, places: Semaphore, ending: str) -> None:
     """After each of ten runs that end in the same way its place is free within 3 s."""
@@ -361,6 +340,7 @@ async def test_ten_runs_end(client: Client, place: Place, places: Semaphore, end
     assert max(took) < FREE_WITHIN, took
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_runs_end_after_their_worker_was_killed(
     worker_process: StartWorkerProcess, place: Place, places: Semaphore, ending: str

@@ -160,7 +160,7 @@ async def test_a_killed_workers_activity_is_taken_over(
     """The next attempt, in another process, adopts what is left of the permit with a new fence."""
     queue = f"{task_queue}-processes"
     first = await worker_process("exclusive_flows", task_queue=queue)
-    handle = await call(client, queue, "call_alone", Order(seconds=1.5))
+    handle = await call(client, queue, "call_alone", Order(seconds=30))
     begun = await first.event("begin", 10)
     second = await worker_process("exclusive_flows", task_queue=queue)
     first.kill()
