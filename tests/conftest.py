@@ -255,7 +255,7 @@ def make_one(request: pytest.FixtureRequest) -> MakeOne:
 
 
 @pytest.fixture(autouse=True)
-async def nothing_left_behind(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+async def nothing_left_behind() -> AsyncIterator[None]:
     """Fail a test that leaves a task running, or an exception that only the event loop's handler has seen."""
     problems: list[str] = []
     loop = asyncio.get_running_loop()

@@ -37,7 +37,6 @@ class Holding:
     def __init__(self) -> None:
         self.fence = 0
         self.go = False
-        self.nudges = 0
 
     @workflow.update
     async def until_held(self) -> int:
@@ -53,7 +52,6 @@ class Holding:
     @workflow.signal
     def nudge(self) -> None:
         """Make one more workflow task."""
-        self.nudges += 1
 
     async def told_to_go_on(self) -> None:
         """Wait for the signal."""

@@ -53,7 +53,7 @@ class Place:
         worker: Mapping[str, Any] | None = None,
         **plugin: Any,
     ) -> AsyncIterator[Client]:
-        """Run a worker with the plugin in this process; yields its client. What still runs is terminated at the end."""
+        """Run a worker with the plugin in this process; yields its client."""
         plugins = [RedleasePlugin(self.redis_url, prefix=self.prefix, **plugin)]
         client = await Client.connect(self.address, plugins=plugins)
         async with Worker(

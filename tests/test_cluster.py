@@ -300,7 +300,7 @@ async def test_a_grant_just_after_a_slot_moved_is_heard_of(
 
 
 async def test_calls_during_a_move_go_to_either_side(
-    cluster: Cluster, make_client: MakeClient, form_line: Callable[..., Any], prefix: str
+    cluster: Cluster, form_line: Callable[..., Any], prefix: str
 ) -> None:
     """While a slot is between two masters, a lock is used where its keys are."""
     line = await form_line(cluster, 4, lease=3)

@@ -119,7 +119,7 @@ async def test_a_loss_cancels_the_body(client: Redlease, make_one: MakeOne) -> N
     assert hold.lost
     assert (caught.value.resource, caught.value.ticket) == ("r", "t")
     assert task.cancelling() == 0
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # a cancellation that is still to come would come here
 
 
 async def test_a_loss_only_signals_when_asked(client: Redlease, make_one: MakeOne) -> None:
@@ -132,7 +132,7 @@ async def test_a_loss_only_signals_when_asked(client: Redlease, make_one: MakeOn
         assert hold.lost
         with pytest.raises(LeaseLost):
             hold.check()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a cancellation would come here
     assert not await lock.locked()
 
 
@@ -152,7 +152,7 @@ async def test_a_loss_is_noted_on_the_body_s_exception(client: Redlease, make_on
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # a cancellation that is still to come would come here
 
 
 async def test_a_body_that_ends_in_the_face_of_a_loss(client: Redlease, make_one: MakeOne) -> None:
@@ -248,7 +248,7 @@ async def test_another_task_may_leave_the_block(client: Redlease, make_one: Make
     await hold.wait_lost()
     with pytest.raises(LeaseLost):
         await request.__aexit__(None, None, None)
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # a cancellation would come here
 
 
 async def test_the_hold_of_an_ended_task_goes_on(client: Redlease, make_one: MakeOne) -> None:

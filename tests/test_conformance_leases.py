@@ -12,7 +12,7 @@ import pytest
 
 from redlease import LeaseLost
 
-from helpers import eventually, queue_up
+from helpers import eventually, queue_up, until_waiting
 
 if TYPE_CHECKING:
     import redis.asyncio
@@ -100,9 +100,8 @@ async def test_a_hold_after_a_wait_has_a_full_lease(make_client: MakeClient, eng
     client = await make_client(waiter_lease=0.4)
     lock = make_one(client, lease=5)
     permit = await lock.acquire()
-    waiting = asyncio.ensure_future(_hold(lock))
-    await asyncio.sleep(0)
-    await eventually(lambda: _waits(lock))
+    waiting = asyncio.create_task(_hold(lock))
+    await until_waiting(lock, 1)
     await lock.release(permit)
     hold = await waiting
     await eventually(lambda: hold.remaining() > 4, 2)
@@ -111,10 +110,6 @@ async def test_a_hold_after_a_wait_has_a_full_lease(make_client: MakeClient, eng
 
 async def _hold(lock: Semaphore) -> Hold:
     return await lock.hold()
-
-
-async def _waits(lock: Semaphore) -> bool:
-    return bool((await lock.inspect()).waiters)
 
 
 async def test_an_acquire_after_a_wait_has_a_full_lease(
@@ -198,7 +193,7 @@ async def test_a_stall_shorter_than_the_lease_costs_nothing(client: Redlease, ma
         assert await lock.check(hold.permit)
 
 
-async def test_a_lost_permit_is_never_retaken(client: Redlease, make_client: MakeClient, make_one: MakeOne) -> None:
+async def test_a_lost_permit_is_never_retaken(client: Redlease, make_one: MakeOne) -> None:
     """After a loss the library does not take the permit again behind the holder's back (P8)."""
     lock = make_one(client, lease=0.3)
     hold = await lock.hold()

@@ -172,7 +172,7 @@ async def test_a_larger_declaration_admits_who_waits(client: Redlease, make_clie
     assert earlier.fence < newcomer.fence
 
 
-async def test_release_all_frees_the_holders(client: Redlease, make_client: MakeClient, make_one: MakeOne) -> None:
+async def test_release_all_frees_the_holders(client: Redlease, make_client: MakeClient) -> None:
     """Holders are freed and told at once; who waited is granted."""
     pool = client.semaphore("r", capacity=3)
     holds = [await pool.hold() for _ in range(2)]

@@ -15,6 +15,8 @@ from helpers import eventually, left_over, queue_up, until_waiting
 from proxy import Chances, Fault
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     import redis.asyncio
 
     from redlease import Redlease, Semaphore
@@ -203,7 +205,7 @@ async def test_a_short_outage_costs_nothing(shaky: Redlease, proxy: Proxy) -> No
 # Late copies: a network that keeps a request back, and delivers it when nobody waits for it any more.
 
 
-async def captured_acquire(shaky: Redlease, lock: Semaphore, use: Any) -> bytes:
+async def captured_acquire(use: Callable[[], Awaitable[Any]]) -> bytes:
     """Run something that acquires, and return the acquire as it was written."""
     written: list[bytes] = []
     write = SocketDriver.write
@@ -249,7 +251,7 @@ async def test_a_late_copy_of_an_acquire_grants_nothing(
             await asyncio.wait([task])
             await eventually(lambda: nothing_is_left(raw, prefix))
 
-    frame = await captured_acquire(shaky, lock, use)
+    frame = await captured_acquire(use)
     assert await left_over(raw, prefix) == []
     await send_copy(server, frame)
     assert await left_over(raw, prefix) == []
@@ -265,7 +267,7 @@ async def test_a_late_copy_finds_its_own_permit(
     async def use() -> None:
         permits.append(await lock.acquire())
 
-    frame = await captured_acquire(shaky, lock, use)
+    frame = await captured_acquire(use)
     await send_copy(server, frame)
     assert len(await left_over(raw, prefix)) == 1
     assert await lock.check(permits[0])
@@ -283,7 +285,7 @@ async def test_a_late_copy_does_not_disturb_the_ticket_s_next_use(
         proxy.plan(Fault.CUT, 1, "EVALSHA")
         assert await lock.release(await lock.acquire(ticket="t"))
 
-    frame = await captured_acquire(shaky, lock, use)
+    frame = await captured_acquire(use)
     permit = await lock.acquire(ticket="t")
     await send_copy(server, frame)
     assert await lock.check(permit)

@@ -1,4 +1,4 @@
-"""What was found by using the library against its promises; each of these failed once."""
+"""Promises in the corners of use: calls that overlap or repeat, leases cut short, keys and waiters that are gone."""
 
 from __future__ import annotations
 

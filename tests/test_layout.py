@@ -38,7 +38,7 @@ ROWS = (
     {"semaphore", "hold"},
     {"embedded", "urls"},
     {"client"},
-    {"sync", "testing", "cli"},
+    {"testing", "cli"},
 )
 FUNCTION_LINES_MAX = 60
 

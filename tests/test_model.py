@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TICKETS = ["a", "b", "c", "d", "e", "f"]
 OTHERS = tuple(script for script in wire.SCRIPTS if script.name not in {"acquire", "release"})
-A_YEAR_S = 300 * 24 * 3600  # places do not lapse here: the test's clock is not the one that beats go by
+A_YEAR_S = 365 * 24 * 3600  # places do not lapse here: the test's clock is not the one that beats go by
 
 
 @dataclass

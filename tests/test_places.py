@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import pytest
 from test_arrival import ask
 
 from helpers import cancel, eventually, queue_up, until_waiting
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     import redis.asyncio
 
     from redlease import Redlease
-
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 async def test_a_shorter_waiter_lease_never_shortens_the_place(

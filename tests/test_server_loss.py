@@ -12,7 +12,7 @@ import pytest
 from redlease import AcquireTimeout, LeaseLost, Redlease, Unavailable, connection
 from redlease.driver import open_driver
 
-from helpers import cancel, eventually, queue_up, until_waiting
+from helpers import eventually, queue_up, until_waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -370,4 +370,3 @@ async def test_a_jump_back_keeps_the_queue_moving(patched: tuple[PatchedClock, R
     for task in tasks:
         permit = await asyncio.wait_for(task, 5)
         assert await lock.release(permit)
-    await cancel(*tasks)

@@ -131,7 +131,7 @@ async def test_the_rights_that_the_error_names_are_enough(
     assert await lock.release_all(queue=True) == 1
 
 
-async def test_rights_that_are_taken_away_later(limited: Limited, prefix: str, make_client: MakeClient) -> None:
+async def test_rights_that_are_taken_away_later(limited: Limited, make_client: MakeClient) -> None:
     """A right that is taken away while the client lives gives an error that names the resource."""
     limited.may("~*", "&*", "+@all")
     client = await make_client(url=limited.url)

@@ -155,7 +155,7 @@ async def test_a_lost_permit_cancels_the_activity(client: Client, task_queue: st
 
 
 async def test_a_killed_workers_activity_is_taken_over(
-    client: Client, task_queue: str, worker_process: StartWorkerProcess, outside: Redlease
+    client: Client, task_queue: str, worker_process: StartWorkerProcess
 ) -> None:
     """The next attempt, in another process, adopts what is left of the permit with a new fence."""
     queue = f"{task_queue}-processes"

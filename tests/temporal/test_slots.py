@@ -386,7 +386,7 @@ async def runs_of(bench: Bench, number: int) -> list[WorkflowHandle[Any, Any]]:
 
 
 async def test_the_process_that_ushers_is_killed(
-    temporal_server: TemporalServer, task_queue: str, prefix: str, worker_process: StartWorkerProcess
+    temporal_server: TemporalServer, task_queue: str, worker_process: StartWorkerProcess
 ) -> None:
     """Who stands in the line of a slot whose end nobody tells of asks by itself, and is served in some seconds."""
     client = await Client.connect(temporal_server.address)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from redlease_temporal import calls
 
     from conftest import MakeClient, OwnServer
-    from quiet import Quiet
     from temporal.conftest import StartWorkerProcess
     from temporal_server import TemporalServer
 
@@ -434,7 +433,7 @@ async def test_a_grant_that_nobody_could_be_told_of_lapses(
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
 async def test_given_up_while_redis_is_away(
-    make_stage: MakeStage, own_server: OwnServer, prefix: str, quiet: Quiet, how: str
+    make_stage: MakeStage, own_server: OwnServer, prefix: str, how: str
 ) -> None:
     """A deadline and a cancellation end the wait in an outage too, and nothing of it is left afterwards."""
     server = own_server("redis7")
