@@ -199,6 +199,18 @@ async def make_proxy(own_server: OwnServer) -> AsyncIterator[MakeProxy]:
 
 
 @pytest.fixture
+def server(servers: Servers, real_engine: str) -> Server:
+    """A server of each real engine in turn, which all tests share."""
+    return servers[real_engine]
+
+
+@pytest.fixture
+async def proxy(server: Server, make_proxy: MakeProxy) -> Proxy:
+    """A proxy in front of it, without faults as yet."""
+    return await make_proxy(server)
+
+
+@pytest.fixture
 def client_of_engine(
     engine: str, servers: Servers, raw_client: Callable[..., redis.asyncio.Redis]
 ) -> Callable[..., Redlease]:

@@ -44,6 +44,14 @@ class Place:
         self.redis_url = redis_url
         self.prefix = prefix
 
+    def plugin(self, **options: Any) -> RedleasePlugin:
+        """Return a plugin."""
+        return RedleasePlugin(self.redis_url, prefix=self.prefix, **options)
+
+    async def client(self, **options: Any) -> Client:
+        """Return a client, with a plugin of its own unless the options say otherwise."""
+        return await Client.connect(self.address, **{"plugins": [self.plugin()]} | options)
+
     @contextlib.asynccontextmanager
     async def serving(
         self,
@@ -54,8 +62,7 @@ class Place:
         **plugin: Any,
     ) -> AsyncIterator[Client]:
         """Run a worker with the plugin in this process; yields its client."""
-        plugins = [RedleasePlugin(self.redis_url, prefix=self.prefix, **plugin)]
-        client = await Client.connect(self.address, plugins=plugins)
+        client = await self.client(plugins=[self.plugin(**plugin)])
         async with Worker(
             client, task_queue=self.task_queue, workflows=workflows, activities=activities, **(worker or {})
         ):

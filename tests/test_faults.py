@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from redlease import Redlease, Semaphore
 
-    from conftest import MakeClient, MakeProxy, Servers
+    from conftest import MakeClient, MakeProxy
     from proxy import Proxy
     from servers import Server
 
@@ -32,18 +32,6 @@ FAULTS = [Fault.LOSE, Fault.CUT, Fault.STALL, Fault.DELAY, Fault.DOUBLE]
 def engine(real_engine: str) -> str:
     """Only engines with a connection to disturb."""
     return real_engine
-
-
-@pytest.fixture
-def server(servers: Servers, engine: str) -> Server:
-    """The server behind the proxy."""
-    return servers[engine]
-
-
-@pytest.fixture
-async def proxy(server: Server, make_proxy: MakeProxy) -> Proxy:
-    """What stands between."""
-    return await make_proxy(server)
 
 
 @pytest.fixture

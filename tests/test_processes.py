@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from children import child
 from helpers import queue_up, until_waiting
 
@@ -16,12 +14,6 @@ if TYPE_CHECKING:
 
     from conftest import MakeClient, Servers
     from servers import Server
-
-
-@pytest.fixture
-def server(servers: Servers, real_engine: str) -> Server:
-    """A server of each real engine in turn."""
-    return servers[real_engine]
 
 
 async def test_a_killed_holder_s_permit_passes_on(server: Server, make_client: MakeClient, prefix: str) -> None:

@@ -20,23 +20,11 @@ from proxy import Chances, Fault, Framer, Proxy, first_word, is_message
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from conftest import MakeProxy, Servers
+    from conftest import MakeProxy
     from servers import Server
 
 COUNT = "return redis.call('INCR', KEYS[1])"
 LOST = (redis.ConnectionError, redis.TimeoutError)
-
-
-@pytest.fixture
-def server(servers: Servers, real_engine: str) -> Server:
-    """The server behind the proxy."""
-    return servers[real_engine]
-
-
-@pytest.fixture
-async def proxy(make_proxy: MakeProxy, server: Server) -> Proxy:
-    """A proxy without faults."""
-    return await make_proxy(server)
 
 
 @pytest.fixture(params=[2, 3], ids=["RESP2", "RESP3"])

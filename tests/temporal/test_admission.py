@@ -67,7 +67,7 @@ async def client(place: Place) -> AsyncIterator[Client]:
 @pytest.fixture
 async def plain(place: Place) -> Client:
     """A client without the plugin, as other SDKs, the CLI and schedules are."""
-    return await Client.connect(place.address)
+    return await place.client(plugins=[])
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ async def test_fifty_starts_at_once(client: Client, place: Place) -> None:
 
 async def test_from_two_clients(client: Client, place: Place) -> None:
     """The limit is for all clients together, those without a worker among them."""
-    other = await Client.connect(place.address, plugins=[RedleasePlugin(place.redis_url, prefix=place.prefix)])
+    other = await place.client()
     first, second = await started(client, place), await started(other, place)
     for one in (client, other):
         with pytest.raises(WorkflowConcurrencyLimitExceeded, match="2 of them run, and more may not"):
@@ -250,7 +250,7 @@ async def test_a_schedule_bypasses_the_plugin(client: Client, plain: Client, pla
 
 async def test_ended_before_it_began(place: Place, places: Semaphore) -> None:
     """The place of a run that no worker has begun is free too when that is terminated, as soon as there is a relay."""
-    client = await Client.connect(place.address, plugins=[RedleasePlugin(place.redis_url, prefix=place.prefix)])
+    client = await place.client()
     handles = [await started(client, place, task_queue="nobody's") for _ in range(2)]
     with pytest.raises(WorkflowConcurrencyLimitExceeded):
         await started(client, place)
@@ -346,7 +346,7 @@ async def test_runs_end_after_their_worker_was_killed(
     worker_process: StartWorkerProcess, place: Place, places: Semaphore, ending: str
 ) -> None:
     """With the worker killed that began them, the places of ten runs are free within 3 s of their ends too."""
-    client = await Client.connect(place.address, plugins=[RedleasePlugin(place.redis_url, prefix=place.prefix)])
+    client = await place.client()
     worker = await worker_process("limited_flows", worker=WIDE)
     took = []
     for _ in range(5):
@@ -468,7 +468,7 @@ async def test_redis_away_at_the_start(place: Place, temporal_server: TemporalSe
     """A run that finds Redis away waits for it, begins when it is back, and is refused if there is no place then."""
     server = own_server("redis7")
     away = Place(temporal_server, place.task_queue, server.url, place.prefix)
-    plain = await Client.connect(place.address)
+    plain = await place.client(plugins=[])
     async with away.serving(WORKFLOWS, []):
         server.pause()
         handles = [await started(plain, away) for _ in range(3)]

@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from backend_bench import Bench
 from backend_flows import WORKFLOWS, Actor, Asking, Holder, Inside, guarded
-from temporal_tools import reset
+from temporal_tools import Place, reset
 from temporalio.client import Client, WorkflowFailureError
-from temporalio.worker import Worker
-
-from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
 
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
 
     from redlease import Permit
 
-    from temporal_server import TemporalServer
 
 BACKENDS = ["redis", "slots", "coordinator"]
 
@@ -33,12 +29,9 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def client(
-    temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str
-) -> AsyncIterator[Client]:
+async def client(place: Place) -> AsyncIterator[Client]:
     """A client with the plugin, beside a worker for all workflows."""
-    client = await Client.connect(temporal_server.address, plugins=[RedleasePlugin(redis_url, prefix=prefix)])
-    async with Worker(client, task_queue=task_queue, workflows=WORKFLOWS, activities=[guarded]):
+    async with place.serving(WORKFLOWS, [guarded]) as client:
         yield client
 
 

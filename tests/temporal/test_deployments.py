@@ -15,6 +15,7 @@ import pytest
 from deployment_flows import Imported, RoundTrip, echo
 from google.protobuf.duration_pb2 import Duration
 from lock_flows import Locked, Plain, Use, plain, work
+from temporal_tools import Place
 from temporalio.api.common.v1 import Payload
 from temporalio.api.workflowservice.v1 import (
     DescribeWorkerDeploymentVersionRequest,
@@ -33,15 +34,12 @@ from temporalio.workflow import SandboxImportNotificationPolicy
 from waiting_flows import Wait, Waiter
 
 from redlease import Semaphore
-from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually, until_waiting
 
 if TYPE_CHECKING:
-    from conftest import MakeClient
     from quiet import Quiet
     from temporal.conftest import OwnTemporalServer
-    from temporal_server import TemporalServer
 
 WORKFLOWS = [Imported, Locked, Plain, RoundTrip, Waiter]
 ACTIVITIES = [echo, plain, work]
@@ -75,49 +73,21 @@ CONVERTERS = {
 }
 
 
-@dataclasses.dataclass
-class Place:
-    """Where the workers of a test work."""
-
-    address: str
-    task_queue: str
-    url: str
-    prefix: str
-
-    async def client(self, **options: Any) -> Client:
-        """Return a client with a plugin of its own."""
-        return await Client.connect(self.address, **{"plugins": [self.plugin()]} | options)
-
-    def plugin(self, **options: Any) -> RedleasePlugin:
-        """Return a plugin."""
-        return RedleasePlugin(self.url, prefix=self.prefix, **options)
-
-    def worker(self, client: Client, **options: Any) -> Worker:
-        """Return a worker for everything, save as the options say."""
-        served: dict[str, Any] = {"task_queue": self.task_queue, "workflows": WORKFLOWS, "activities": ACTIVITIES}
-        return Worker(client, **served | options)
-
-    async def contend(self, client: Client, pool: Semaphore, name: str = "", task_queue: str = "") -> int:
-        """Let a workflow wait for a permit that is held outside, and return its fence."""
-        handle = await client.start_workflow(
-            Waiter.run,
-            Wait(pool.name),
-            id=f"{self.task_queue}-contends{name}",
-            task_queue=task_queue or self.task_queue,
-        )
-        return (await handle.result()).fence
+def worker(place: Place, client: Client, **options: Any) -> Worker:
+    """Return a worker for everything, save as the options say."""
+    served: dict[str, Any] = {"task_queue": place.task_queue, "workflows": WORKFLOWS, "activities": ACTIVITIES}
+    return Worker(client, **served | options)
 
 
-@pytest.fixture
-def place(temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str) -> Place:
-    """Where the workers of this test work."""
-    return Place(temporal_server.address, task_queue, redis_url, prefix)
-
-
-@pytest.fixture
-async def pool(make_client: MakeClient, redis_url: str) -> Semaphore:
-    """The resource that tests contend for, as a service sees it."""
-    return (await make_client(url=redis_url)).lock("contended")
+async def contend(place: Place, client: Client, pool: Semaphore, name: str = "", task_queue: str = "") -> int:
+    """Let a workflow wait for a permit that is held outside, and return its fence."""
+    handle = await client.start_workflow(
+        Waiter.run,
+        Wait(pool.name),
+        id=f"{place.task_queue}-contends{name}",
+        task_queue=task_queue or place.task_queue,
+    )
+    return (await handle.result()).fence
 
 
 async def served_after(pool: Semaphore, *waiting: Any) -> list[int]:
@@ -135,12 +105,12 @@ async def served_after(pool: Semaphore, *waiting: Any) -> list[int]:
 async def test_the_data_converter_is_the_users(place: Place, pool: Semaphore, name: str) -> None:
     """Under the default, pydantic's and a user's encrypting converter permits travel, and who waits is told."""
     client = await place.client(data_converter=CONVERTERS[name])
-    async with place.worker(client):
+    async with worker(place, client):
         permit = await client.execute_workflow(
             RoundTrip.run, "r", id=f"{place.task_queue}-trip", task_queue=place.task_queue
         )
         assert permit.metadata == {"why": "test"}
-        await served_after(pool, place.contend(client, pool))
+        await served_after(pool, contend(place, client, pool))
 
 
 async def test_workers_of_two_converters_serve_their_own(place: Place, pool: Semaphore) -> None:
@@ -148,11 +118,11 @@ async def test_workers_of_two_converters_serve_their_own(place: Place, pool: Sem
     plain_client = await place.client()
     secret_client = await place.client(data_converter=CONVERTERS["own"])
     other = f"{place.task_queue}-secret"
-    async with place.worker(plain_client), place.worker(secret_client, task_queue=other):
+    async with worker(place, plain_client), worker(place, secret_client, task_queue=other):
         fences = await served_after(
             pool,
-            *(place.contend(plain_client, pool, f"-plain{number}") for number in range(3)),
-            *(place.contend(secret_client, pool, f"-secret{number}", other) for number in range(3)),
+            *(contend(place, plain_client, pool, f"-plain{number}") for number in range(3)),
+            *(contend(place, secret_client, pool, f"-secret{number}", other) for number in range(3)),
         )
     assert len(set(fences)) == 6
 
@@ -160,7 +130,7 @@ async def test_workers_of_two_converters_serve_their_own(place: Place, pool: Sem
 async def test_split_workers(place: Place) -> None:
     """A worker for workflows takes no activity from the worker for activities beside it, in twenty runs."""
     for_workflows, for_activities = await place.client(), await place.client()
-    async with place.worker(for_workflows, activities=[]), place.worker(for_activities, workflows=[]):
+    async with worker(place, for_workflows, activities=[]), worker(place, for_activities, workflows=[]):
         for number in range(20):
             run = await for_workflows.execute_workflow(
                 Locked.run, Use("r"), id=f"{place.task_queue}-{number}", task_queue=place.task_queue
@@ -176,7 +146,7 @@ async def test_a_versioned_worker(place: Place, pool: Semaphore) -> None:
     config = WorkerDeploymentConfig(
         version=version, use_worker_versioning=True, default_versioning_behavior=VersioningBehavior.PINNED
     )
-    async with place.worker(client, deployment_config=config):
+    async with worker(place, client, deployment_config=config):
         await eventually(lambda: is_known(client, version), 20)
         await client.workflow_service.set_worker_deployment_current_version(
             SetWorkerDeploymentCurrentVersionRequest(
@@ -187,7 +157,7 @@ async def test_a_versioned_worker(place: Place, pool: Semaphore) -> None:
             RoundTrip.run, "r", id=f"{place.task_queue}-trip", task_queue=place.task_queue
         )
         assert permit.fence
-        await served_after(pool, place.contend(client, pool))
+        await served_after(pool, contend(place, client, pool))
 
 
 async def is_known(client: Client, version: WorkerDeploymentVersion) -> bool:
@@ -208,11 +178,11 @@ async def test_the_older_versioning(
     """A worker may have a build id in the way before deployments, where the server allows that."""
     allowed = ("frontend.workerVersioningDataAPIs=true", "frontend.workerVersioningWorkflowAPIs=true")
     server = await own_temporal_server(*(word for one in allowed for word in ("--dynamic-config-value", one)))
-    place = Place(server.address, task_queue, redis_url, prefix)
+    place = Place(server, task_queue, redis_url, prefix)
     client = await place.client()
     await client.update_worker_build_id_compatibility(task_queue, BuildIdOpAddNewDefault("1"))
-    async with place.worker(client, build_id="1", use_worker_versioning=True):
-        await served_after(pool, place.contend(client, pool))
+    async with worker(place, client, build_id="1", use_worker_versioning=True):
+        await served_after(pool, contend(place, client, pool))
 
 
 async def test_two_queues_of_one_client(place: Place, pool: Semaphore) -> None:
@@ -220,23 +190,23 @@ async def test_two_queues_of_one_client(place: Place, pool: Semaphore) -> None:
     plugin = place.plugin()
     client = await place.client(plugins=[plugin])
     other = f"{place.task_queue}-other"
-    async with place.worker(client, task_queue=other):
-        async with place.worker(client):
+    async with worker(place, client, task_queue=other):
+        async with worker(place, client):
             assert len(plugin._relays) == 1
             fences = await served_after(
                 pool,
-                place.contend(client, pool, "-one"),
-                place.contend(client, pool, "-other", other),
+                contend(place, client, pool, "-one"),
+                contend(place, client, pool, "-other", other),
             )
             assert len(set(fences)) == 2
-        await served_after(pool, place.contend(client, pool, "-again", other))
+        await served_after(pool, contend(place, client, pool, "-again", other))
 
 
 async def test_the_plugin_given_to_the_worker_only(place: Place, pool: Semaphore) -> None:
     """The client needs no plugin where the worker has it."""
     client = await place.client(plugins=[])
-    async with place.worker(client, plugins=[place.plugin()]):
-        await served_after(pool, place.contend(client, pool))
+    async with worker(place, client, plugins=[place.plugin()]):
+        await served_after(pool, contend(place, client, pool))
 
 
 async def test_two_namespaces_on_one_redis(place: Place, pool: Semaphore) -> None:
@@ -248,10 +218,10 @@ async def test_two_namespaces_on_one_redis(place: Place, pool: Semaphore) -> Non
     )
     other = await place.client(namespace=namespace)
     await eventually(lambda: is_there(other), 20)
-    async with place.worker(client), place.worker(other):
+    async with worker(place, client), worker(place, other):
         fences = await served_after(
             pool,
-            *(place.contend(one, pool, f"-{number}") for number in range(3) for one in (client, other)),
+            *(contend(place, one, pool, f"-{number}") for number in range(3) for one in (client, other)),
         )
     assert len(set(fences)) == 6
 
@@ -305,29 +275,29 @@ async def test_the_sandbox(place: Place, pool: Semaphore, quiet: Quiet, name: st
         quiet.allow(r"Module (?!redlease)\w[\w.]* was not intentionally passed through")
     client = await place.client()
     runner = RUNNERS[name]
-    async with place.worker(client, workflow_runner=runner):
+    async with worker(place, client, workflow_runner=runner):
         found = await client.execute_workflow(
             Imported.run, "r", id=f"{place.task_queue}-imports", task_queue=place.task_queue
         )
         assert found == []
-        await served_after(pool, place.contend(client, pool))
+        await served_after(pool, contend(place, client, pool))
 
 
 async def test_without_the_sandbox(place: Place, pool: Semaphore) -> None:
     """Workflows with locks run without the sandbox."""
     client = await place.client()
-    async with place.worker(client, workflow_runner=UnsandboxedWorkflowRunner()):
+    async with worker(place, client, workflow_runner=UnsandboxedWorkflowRunner()):
         permit = await client.execute_workflow(
             RoundTrip.run, "r", id=f"{place.task_queue}-trip", task_queue=place.task_queue
         )
         assert permit.fence
-        await served_after(pool, place.contend(client, pool))
+        await served_after(pool, contend(place, client, pool))
 
 
 async def test_a_worker_without_the_plugin(place: Place) -> None:
     """The run fails at once with a message that names the plugin."""
     client = await place.client(plugins=[])
-    async with place.worker(client):
+    async with worker(place, client):
         with pytest.raises(WorkflowFailureError) as caught:
             await client.execute_workflow(Locked.run, Use("r"), id=place.task_queue, task_queue=place.task_queue)
     assert isinstance(caught.value.cause, ApplicationError)

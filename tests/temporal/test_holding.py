@@ -17,14 +17,12 @@ from temporalio.runtime import MetricBuffer, Runtime, TelemetryConfig
 from temporalio.worker import Worker
 
 from redlease import Redlease, Semaphore
-from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually, until_waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from temporal_server import TemporalServer
 
 WORKFLOWS = [Chain, Consumer, Locked, Plain, Sleeper, Unlocked]
 ACTIVITIES = [work, plain, guarded]
@@ -104,16 +102,10 @@ async def _holding(handles: list[WorkflowHandle[Any, str]]) -> WorkflowHandle[An
     return None
 
 
-async def test_metrics_tell_of_grants(
-    temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str
-) -> None:
+async def test_metrics_tell_of_grants(place: Place, task_queue: str) -> None:
     """Each grant is counted once, with its resource and how long it was waited for."""
     buffer = MetricBuffer(10_000)
-    client = await Client.connect(
-        temporal_server.address,
-        plugins=[RedleasePlugin(redis_url, prefix=prefix)],
-        runtime=Runtime(telemetry=TelemetryConfig(metrics=buffer)),
-    )
+    client = await place.client(runtime=Runtime(telemetry=TelemetryConfig(metrics=buffer)))
     async with Worker(client, task_queue=task_queue, workflows=[Locked], activities=[work]):
         use = Use("r", rounds=3)
         await client.execute_workflow(Locked.run, use, id=task_queue, task_queue=task_queue)
