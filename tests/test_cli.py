@@ -599,6 +599,17 @@ def test_what_goes_wrong_is_told_in_one_line(address: str, shown: str) -> None:
     assert shown in done.stderr
 
 
+async def test_a_demo_that_can_start_no_process(url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in the way is told, and nothing else that goes wrong for it."""
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("asyncio.create_subprocess_exec", fail)
+    with pytest.raises(OSError, match="too many open files"):
+        await Demo(url, rounds=1, prefix=prefix, on_notice=lambda _: None).run()
+
+
 def test_without_the_extra_the_command_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without typer or rich there is one line that says what to install."""
     monkeypatch.setitem(sys.modules, "typer", None)

@@ -424,14 +424,14 @@ async def test_orphan_of_an_open_run(
         Use("r", lease=2.0),
         id=place.task_queue,
         task_queue=place.task_queue,
-        task_timeout=timedelta(seconds=2),
+        task_timeout=timedelta(seconds=10),  # most of which passes before the first worker would record the grant
     )
     fence = await eventually(lambda: holder_of(pool))
     await worker_process("ending_flows")
     first.kill()
     await handle.signal(Orphaning.turn)
     async with waiting(pool) as waiter:
-        permit = await asyncio.wait_for(asyncio.shield(waiter), 7)
+        permit = await asyncio.wait_for(asyncio.shield(waiter), 25)
         assert permit.fence > fence
     await handle.signal(Orphaning.proceed)
     assert await asyncio.wait_for(handle.result(), 15) == "the other way"

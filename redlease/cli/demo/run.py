@@ -131,6 +131,8 @@ class Demo:
 
     async def _end_consumers(self) -> None:
         """Closes their input, which ends them, and kills those who take too long."""
+        if not self.processes:
+            return  # the first of them could not be started
         for process in self.processes.values():
             assert process.stdin is not None
             process.stdin.close()
