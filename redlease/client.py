@@ -39,6 +39,8 @@ class Redlease:
     It belongs to the event loop that it is first used in. Entering it connects and looks at the server, leaving it
     releases its holds and takes its waiting calls out of their queues; what `acquire` returned stays.
 
+    Durations are seconds or a `timedelta`, here and everywhere.
+
     Args:
         redis_client: A client of `redis.asyncio` (`Redis`, `RedisCluster`, one that asks Sentinels) or of fakeredis.
             Its address, TLS and credentials are used for a connection of redlease's own; it is neither used nor closed.
@@ -47,6 +49,9 @@ class Redlease:
         lease: Seconds that a permit stays valid without renewal.
         waiter_lease: Seconds that a place in a queue outlives a silent process.
         idle_ttl: Seconds that an idle resource's state stays on the server.
+
+    Raises:
+        ValueError: A parameter is wrong.
 
     Example:
         >>> async with Redlease.from_url("redis://localhost:6379/0") as client:  # doctest: +SKIP
@@ -114,6 +119,9 @@ class Redlease:
         """A client with a server of its own: a child process that starts when the client is entered and ends with it.
 
         Needs `pip install 'redlease[embedded]'`. Takes the settings of the class by keyword.
+
+        Raises:
+            ValueError: A setting is wrong. Entering the client raises `RedleaseError` where no server can be started.
         """
         self = cls(Redis(connection_pool=ConnectionPool(connection_class=NotStarted)), **settings)
         self._server = EmbeddedServer()
@@ -160,6 +168,10 @@ class Redlease:
             waiter_lease: See the class.
             idle_ttl: See the class.
             max_waiters: `QueueFull` is raised at once when so many wait.
+
+        Raises:
+            ValueError: A parameter is wrong.
+            RedleaseError: The client is closed.
         """
         usual = self._wish(1, lease, owner, waiter_lease, idle_ttl, max_waiters)
         return Lock(self.room, self._resource(name), usual)
@@ -185,6 +197,10 @@ class Redlease:
             waiter_lease: See the class.
             idle_ttl: See the class.
             max_waiters: `QueueFull` is raised at once when so many wait.
+
+        Raises:
+            ValueError: A parameter is wrong.
+            RedleaseError: The client is closed.
         """
         limits.checked_count("capacity", capacity)
         usual = self._wish(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters)
@@ -249,7 +265,11 @@ class Redlease:
         await self._connection.close()
 
     async def close(self) -> None:
-        """Releases the holds, takes the waiting calls out of their queues, and ends the connection, within seconds."""
+        """Releases the holds, takes the waiting calls out of their queues, and ends the connection, within seconds.
+
+        Raises:
+            RedleaseError: It belongs to another event loop, which still runs.
+        """
         if not self._connection.at_home and not self._connection.orphaned:
             raise RedleaseError("this client belongs to another event loop, which still runs: close it there")
         if self._connection.orphaned:

@@ -35,6 +35,10 @@ class Hold(Lease):
     block is cancelled and `LeaseLost` is raised from the block (`on_lost="cancel"`), or nothing but `lost` tells of it
     (`on_lost="signal"`).
 
+    Attributes:
+        fence: The fencing token of the permit.
+        lost: Whether it was held and is so no longer.
+
     Example:
         >>> async with pool.hold(timeout=10) as hold:  # doctest: +SKIP
         ...     await work(fence=hold.fence)

@@ -78,7 +78,11 @@ class Semaphore:
         Raises:
             AcquireTimeout: No grant within `timeout`; the request is out of the queue.
             QueueFull: `max_waiters` wait already.
+            Withdrawn: Somebody took the request out of the queue by its ticket, or closed the client.
             LeaseLost: The permit was lost while the body ran, or before it began.
+            NotReplicated: The server wants more replicas than it has.
+            Unavailable: With a `timeout` of 0, the server was not reached.
+            RedleaseError: The server refused, or the client is closed.
             ValueError: A parameter is wrong, or the weight can never fit.
         """
         fate = checked_fate(on_lost, max_hold)
@@ -95,7 +99,7 @@ class Semaphore:
     ) -> Permit:
         """Acquires a permit as data: nobody renews it, and it is the caller's to release.
 
-        Takes and raises what `hold` does.
+        Takes what `hold` takes for the request, and raises what that raises, save `LeaseLost`.
         """
         permit = await self._acquire_permit(self._usual.changed(timeout, ticket, weight, owner, metadata))
         if permit is None:
@@ -112,8 +116,12 @@ class Semaphore:
     ) -> Permit | None:
         """Acquires a permit if that takes no waiting; None otherwise. Never queues, and never passes one who does.
 
+        Takes what `acquire` takes, save `timeout`.
+
         Raises:
             Unavailable: The server was not reached.
+            RedleaseError: The server refused, or the client is closed.
+            ValueError: A parameter is wrong, or the weight can never fit.
         """
         return await self._acquire_permit(self._usual.changed(0.0, ticket, weight, owner, metadata))
 
@@ -123,10 +131,12 @@ class Semaphore:
         """Takes over a permit, stored before a restart or handed over by another process, and keeps it from then on.
 
         It gets a new fence, so that whoever had it before is refused; `refence=False` keeps the fence, for where no
-        former holder can be left.
+        former holder can be left. `on_lost` and `max_hold` are those of `hold`.
 
         Raises:
             LeaseLost: It is no longer held under its fence: it lapsed, was released, or another has adopted it.
+            Unavailable: The server was not reached. A repeated call gets what this one may have got.
+            ValueError: It is no permit of this resource, or its ticket is in use in this client.
         """
         limits.checked_permit(permit, self.name)
         fate = checked_fate(on_lost, max_hold)
@@ -167,7 +177,9 @@ class Semaphore:
     # Permits
 
     async def renew(self, permit: Permit, *, lease: Duration | None = None) -> Permit:
-        """Gives a permit a full lease again, of another length if given; returns it with its new deadline.
+        """Gives a permit a full lease again, of another length (seconds or a timedelta) if given.
+
+        Returns it with its new deadline.
 
         Raises:
             LeaseLost: It is no longer held under its fence.
@@ -215,7 +227,11 @@ class Semaphore:
         return released
 
     async def check(self, permit: Permit) -> bool:
-        """Whether the permit is held now, under its fence."""
+        """Whether the permit is held now, under its fence.
+
+        Raises:
+            Unavailable: The server was not reached.
+        """
         limits.checked_permit(permit, self.name)
         answer = await self._connection.call(
             *(self._resource, wire.CHECK, permit.ticket, permit.fence), ticket=permit.ticket
@@ -225,13 +241,21 @@ class Semaphore:
     # The resource as a whole
 
     async def inspect(self, *, limit: int = wire.SNAPSHOT_LIMIT) -> Snapshot:
-        """The resource as it is at one moment, with at most `limit` holders and as many waiters."""
+        """The resource as it is at one moment, with at most `limit` holders and as many waiters.
+
+        Raises:
+            Unavailable: The server was not reached.
+        """
         limits.checked_count("limit", limit)
         answer = await self._connection.call(self._resource, wire.INSPECT, limit)
         return wire.read_snapshot(self.name, self._terms.capacity, answer.values)
 
     async def locked(self) -> bool:
-        """Whether an acquire of weight 1 would have to wait now."""
+        """Whether an acquire of weight 1 would have to wait now.
+
+        Raises:
+            Unavailable: The server was not reached.
+        """
         answer = await self._connection.call(self._resource, wire.INSPECT, 0)
         _, _, capacity, in_use, waiting, _, _ = answer.values
         return bool(waiting > 0 or in_use >= (capacity or self._terms.capacity))
@@ -240,6 +264,9 @@ class Semaphore:
         """Sets the capacity. Permits granted before stay; a waiter that can never fit any more gets ValueError.
 
         It lasts until a process declares a capacity that differs from the one last declared.
+
+        Raises:
+            Unavailable: The server was not reached.
         """
         limits.checked_count("capacity", capacity)
         answer = await self._connection.call(self._resource, wire.RESIZE, capacity, self._terms.idle_ttl_ms)
@@ -247,7 +274,11 @@ class Semaphore:
             self._room.keeper.follow_up(self._resource, self._terms)
 
     async def release_all(self, *, queue: bool = False) -> int:
-        """Frees every holder there is, with `queue` every waiter first; how many. Their clients are told at once."""
+        """Frees every holder there is, with `queue` every waiter first; how many. Their clients are told at once.
+
+        Raises:
+            Unavailable: The server was not reached. Some may be freed by then; it may be repeated.
+        """
         freed = 0
         while True:
             snapshot = await self.inspect()
@@ -272,7 +303,8 @@ class Semaphore:
     async def watch(self) -> AsyncGenerator[Snapshot, None]:
         """Yields the resource as it is, and again each time it has changed; changes are pushed.
 
-        Changes in quick succession may be seen as one. Costs nothing on the server while nobody watches.
+        Changes in quick succession may be seen as one. Costs nothing on the server while nobody watches. With the
+        server away it waits; who breaks off the loop closes it (`contextlib.aclosing`).
         """
         changed = asyncio.Event()
         channel = self._resource.watch_channel

@@ -52,7 +52,7 @@ BACKENDS: dict[str, Callable[[Terms], Backend]] = {
 
 
 def _backend(name: str, terms: Terms) -> Backend:
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         message = f"backend must be one of {', '.join(map(repr, BACKENDS))}, not {name!r}"
         raise misused(message)
     return BACKENDS[name](terms)
@@ -72,10 +72,13 @@ def lock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, b
 
     Args:
         name: Of the resource, at most 512 bytes. Services that use `redlease` with the same Redis share it.
-        lease: How long a permit stays valid without renewal.
+        lease: How long a permit stays valid without renewal, in seconds or as a timedelta.
         max_waiters: `QueueFull` is raised at once when so many wait.
         backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Two of them exclude nothing between
             them.
+
+    Raises:
+        ApplicationError: Of type ValueError: a parameter is wrong.
     """
     terms = _terms(name, 1, lease, max_waiters)
     return Lock(terms, _backend(backend, terms))
@@ -94,10 +97,13 @@ def semaphore(
     Args:
         name: Of the resource, at most 512 bytes. Services that use `redlease` with the same Redis share it.
         capacity: Units that may be held at once. A value that differs from the one last declared replaces it.
-        lease: How long a permit stays valid without renewal.
+        lease: How long a permit stays valid without renewal, in seconds or as a timedelta.
         max_waiters: `QueueFull` is raised at once when so many wait.
         backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Two of them exclude nothing between
             them.
+
+    Raises:
+        ApplicationError: Of type ValueError: a parameter is wrong.
     """
     terms = _terms(name, capacity, lease, max_waiters)
     return Semaphore(terms, _backend(backend, terms))

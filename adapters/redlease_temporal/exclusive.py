@@ -85,7 +85,7 @@ def exclusive(
         name: Of the resource.
         capacity: How many may run at once.
         key: Called with the activity's arguments; what it returns is added to the name: one resource for each.
-        lease: How long the permit outlives a worker that died.
+        lease: Seconds, or a timedelta as for all durations, that the permit outlives a worker that died.
         slot_wait: How long one attempt waits.
         retry_lease: How long the permit, or the place, is kept for the next attempt.
         max_waiters: The attempt fails with `QueueFull` when so many wait.
@@ -129,7 +129,11 @@ def exclusive(
 
 
 def current_hold() -> Hold:
-    """The hold that the `@exclusive` activity around this code runs under: its `fence`, `check()`, `remaining()`."""
+    """The hold that the `@exclusive` activity around this code runs under: its `fence`, `check()`, `remaining()`.
+
+    Raises:
+        RuntimeError: There is none.
+    """
     hold = _hold.get(None)
     if hold is None:
         raise RuntimeError("there is no @exclusive activity around this code")

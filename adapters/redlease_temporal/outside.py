@@ -51,7 +51,8 @@ def semaphore(
         client: A client that was connected with `RedleasePlugin`; a worker with it must run somewhere.
         name: Of the resource.
         capacity: Units that may be held at once.
-        lease: How long a permit stays valid without renewal; each renewal costs about ten events in its slot.
+        lease: How long a permit stays valid without renewal, in seconds or as a timedelta; each renewal costs about ten
+            events in its slot.
         backend: "slots": no other one has holders that are neither workflows nor clients of Redis.
 
     Raises:
@@ -80,7 +81,7 @@ def semaphore(
 
 
 def lock(client: Client, name: str, *, lease: Duration = 30.0, backend: str = "slots") -> SlotSemaphore:
-    """The lock of that name: a semaphore of capacity 1. See `semaphore`."""
+    """The lock of that name: a semaphore of capacity 1. Takes and raises what `semaphore` does."""
     return semaphore(client, name, 1, lease=lease, backend=backend)
 
 
@@ -106,7 +107,7 @@ class SlotSemaphore:
         """Acquires a permit, renews it in the background while the block runs, and releases it at its end.
 
         Args:
-            timeout: How long to wait for the grant, outages included; None waits for ever, 0 not at all.
+            timeout: Seconds or a timedelta to wait for the grant, outages included; None waits for ever, 0 not at all.
             owner: Who is shown as holder.
             metadata: Shown by `inspect()`.
 

@@ -60,6 +60,8 @@ class Semaphore:
     ) -> HoldRequest:
         """Acquires and keeps a permit: `async with pool.hold() as hold:`, or `hold = await pool.hold()`.
 
+        Durations are seconds or a `timedelta`.
+
         Args:
             timeout: How long to wait for the grant, outages included; None waits for ever.
             ticket: The id of the request; by default one that this run's replays and resets come to again.
@@ -74,6 +76,7 @@ class Semaphore:
         Raises:
             AcquireTimeout: No grant within `timeout`; the request is out of the queue.
             QueueFull: `max_waiters` wait already.
+            Withdrawn: Somebody took the request out of the queue by its ticket.
             LeaseLost: The permit was lost while the body ran.
             ApplicationError: Of type ValueError: a parameter is wrong, or the weight can never fit.
         """
@@ -99,7 +102,7 @@ class Semaphore:
     ) -> Permit:
         """Acquires a permit as data: nobody renews it, and it is the caller's to release.
 
-        Takes and raises what `hold` does.
+        Takes what `hold` takes for the request, and raises what that raises, save `LeaseLost`.
         """
         run = current()
         wish = self._wish(run, ticket, weight, owner, metadata, keep=False)
@@ -113,7 +116,7 @@ class Semaphore:
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
     ) -> Permit | None:
-        """Acquires a permit if that takes no waiting; None otherwise.
+        """Acquires a permit if that takes no waiting; None otherwise. Takes what `acquire` takes, save `timeout`.
 
         Raises:
             Unavailable: What keeps the resource was not reached in time.
@@ -134,7 +137,7 @@ class Semaphore:
         """Takes over a permit, from the run that this one continues or from elsewhere, and keeps it from then on.
 
         From a run of the same chain it keeps its fence; from elsewhere it gets a new one, so that whoever had it before
-        is refused. `refence` says otherwise.
+        is refused. `refence` says otherwise; `on_lost`, `on_close` and `max_hold` are those of `hold`.
 
         Raises:
             LeaseLost: It is no longer held under its fence.
@@ -269,7 +272,7 @@ class Semaphore:
 
 
 def _check_endings(on_lost: str, on_close: str) -> None:
-    if on_lost not in {"cancel", "signal"} or on_close not in {"release", "lease"}:
+    if on_lost not in ("cancel", "signal") or on_close not in ("release", "lease"):
         raise misused("on_lost is 'cancel' or 'signal', on_close 'release' or 'lease'")
 
 

@@ -63,7 +63,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
 
     It adds local activities and interceptors to each worker with workflows, and runs, beside each client's workers, one
     relay and one internal worker on a task queue of its own. The data converter stays the user's. Redis is connected to
-    when a worker runs; replaying needs none.
+    when a worker runs; replaying needs none. Durations are seconds or a `timedelta`.
 
     Args:
         redis: A URL as `Redlease.from_url` takes it, or what makes a `Redlease` client when called in the event loop of
@@ -79,6 +79,9 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         wait_attempt: How long one attempt of a waiting activity lasts. A new one mends whatever Redis has lost.
         looks_per_second: The most calls a second by which a relay asks how runs stand.
         **redis_options: Further options of a redis-py connection.
+
+    Raises:
+        ValueError: A parameter is wrong.
 
     Example:
         >>> plugin = RedleasePlugin("redis://localhost:6379/0")  # doctest: +SKIP
