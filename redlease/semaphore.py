@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from types import TracebackType
@@ -323,7 +322,9 @@ class Semaphore:
                 if _shape(snapshot) != seen:
                     seen = _shape(snapshot)
                     yield snapshot
-                await _wait(changed, WATCH_MS / 3, answer.values[0])
+                soonest_ms = answer.values[0]  # until something lapses; below 0: nothing does
+                wait_ms = min(WATCH_MS / 3, soonest_ms + 2) if soonest_ms >= 0 else WATCH_MS / 3
+                await clock.pause(changed, wait_ms / 1000)
         finally:
             self._room.watchers.discard(changed)
             self._connection.unsubscribe(channel, tell)
@@ -430,11 +431,3 @@ def _shape(snapshot: Snapshot) -> tuple[object, ...]:
     """What counts as a change: renewals do not."""
     holders = tuple((permit.ticket, permit.fence) for permit in snapshot.holders)
     return snapshot.capacity, snapshot.fence, holders, tuple(waiter.ticket for waiter in snapshot.waiters)
-
-
-async def _wait(changed: asyncio.Event, most_ms: float, soonest_ms: int) -> None:
-    wait_ms = most_ms if soonest_ms < 0 else min(most_ms, soonest_ms + 2)
-    # Not asyncio.wait_for: before Python 3.12 it swallows a cancellation that comes at the same time as the event.
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(wait_ms / 1000):
-            await changed.wait()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from redlease import RedleaseError, wire
+from redlease import RedleaseError, clock, wire
 
 from .admission import KEPT_MS
 from .owners import UNTOLD, Fate, Look, Run
@@ -116,9 +115,7 @@ class Admitted:
         return bool(answer[0])
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stirred.wait()
+        await clock.pause(self._stirred, seconds)
         self._stirred.clear()
 
     def __str__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -17,15 +16,12 @@ from temporalio.service import RPCError
 from redlease.models import Snapshot
 
 from . import coordinator_calls as calls
-from .calls import Checking, Guard, Inspecting, Prolonged
+from .calls import Checking, Inspecting, Prolonged
 from .coordinator import Coordinator
-from .errors import LeaseLost
-from .hold import lease_lost
 from .owners import Owners
-from .telling import ANSWER, Keepers
+from .telling import ANSWER, Keepers, at_once, gone
 
 COORDINATORS = Keepers("its coordinator")
-LOOKS_AT_ONCE = 20
 
 
 class CoordinatorActivities:
@@ -78,7 +74,7 @@ class CoordinatorActivities:
         await self._signal(call, "renew", renewal)
         found = await self._query(resource, "permit", renewal.ticket, renewal.fence)
         if found is None or found.permit is None:
-            raise _gone(resource, renewal.ticket, renewal.fence)
+            raise gone(resource, renewal.ticket, renewal.fence)
         return Prolonged.of(found.permit)
 
     @activity.defn(name=calls.ADOPT)
@@ -89,7 +85,7 @@ class CoordinatorActivities:
         await self._signal(call, "adopt", adoption)
         found = await self._query(resource, "adopted", adoption.ticket, adoption.requester.request)
         if found is None or found.permit is None:
-            raise _gone(resource, adoption.ticket, adoption.fence)
+            raise gone(resource, adoption.ticket, adoption.fence)
         return Prolonged.of(found.permit)
 
     @activity.defn(name=calls.CHECK)
@@ -131,15 +127,5 @@ class Looking:
     @activity.defn(name=calls.LOOK)
     async def look(self, owners: list[calls.Owner]) -> list[calls.Seen]:
         """How each of these runs stands."""
-        turn = asyncio.Semaphore(LOOKS_AT_ONCE)
-
-        async def one(owner: calls.Owner) -> calls.Seen:
-            async with turn:
-                look = await self._owners.look((owner.workflow_id, owner.run_id))
-            return calls.Seen(look.fate.value, look.open_run_id)
-
-        return await asyncio.gather(*(one(owner) for owner in owners))
-
-
-def _gone(resource: str, ticket: str, fence: int) -> LeaseLost:
-    return lease_lost(Guard(resource, ticket, fence), "it lapsed, was released, or was adopted by another run")
+        looks = await at_once(self._owners.look((owner.workflow_id, owner.run_id)) for owner in owners)
+        return [calls.Seen(look.fate.value, look.open_run_id) for look in looks]

@@ -28,8 +28,8 @@ from .calls import Checking, Inspecting, Terms
 from .coordinator_calls import Release, Renewal, Requester
 from .endings import end_of
 from .slot import Slot
-from .slot_activities import SLOTS, SlotActivities, gone
-from .telling import UNSURE
+from .slot_activities import SLOTS, SlotActivities
+from .telling import UNSURE, gone
 from .worker import RedleasePlugin
 
 logger = logging.getLogger("redlease.temporal")

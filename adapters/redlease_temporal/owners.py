@@ -7,7 +7,6 @@ run holds, and never more than so many a second in all.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import json
 import logging
@@ -151,9 +150,7 @@ class Owners:
                 self._changed.clear()
                 wait_s = (self._heap[0][0] - clock.now_ms()) / 1000 if self._heap else None
                 if wait_s is None or wait_s > 0:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(wait_s):
-                            await self._changed.wait()
+                    await clock.pause(self._changed, wait_s)
                     continue
                 due_ms, _, run = heapq.heappop(self._heap)
                 entry = self._entries.get(run)

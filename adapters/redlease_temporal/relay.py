@@ -190,9 +190,7 @@ class Relay:
                 logger.warning("the relay could not say that it lives: %s", error)
             except Exception:  # a watch that cannot be read must not end the care for all others
                 logger.exception("the relay could not take over what another one had")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_ms / 1000):
-                    await self._changed.wait()
+            await clock.pause(self._changed, wait_ms / 1000)
 
     def _lease_ms(self) -> int:
         """Shorter than the leases it keeps, so that others can take them over in time."""

@@ -19,14 +19,11 @@ from redlease.models import Permit, Snapshot, Waiter
 from . import slot_calls as calls
 from .calls import Checking, Guard, Inspecting, Prolonged
 from .endings import end_of
-from .errors import LeaseLost
-from .hold import lease_lost
 from .slot import Slot
-from .telling import ANSWER, Keepers
+from .telling import ANSWER, Keepers, at_once, gone
 
 SLOTS = Keepers("its slots")
 ENDS_IN_S = 3.0  # how long a released slot may take to end
-AT_ONCE = 20  # calls
 HINTED_MAX = 8  # slots that are told where somebody stands in line
 
 
@@ -70,14 +67,14 @@ class SlotActivities:
             return [home]
         hinted_max = HINTED_MAX if line_up.hint else 0
         hinted, looked_at = others[:hinted_max], others[hinted_max:]
-        busy = await _at_once(self._signal(resource, slot, "hint", home) for slot in hinted)
+        busy = await at_once(self._signal(resource, slot, "hint", home) for slot in hinted)
         free = [slot for slot, is_busy in zip(hinted, busy, strict=True) if not is_busy]
         return free or await self.idle(calls.Slots(resource, looked_at))
 
     @activity.defn(name=calls.IDLE)
     async def idle(self, slots: calls.Slots) -> list[int]:
         """Those of some slots that are free."""
-        seen = await _at_once(self.look(slots.resource, slot) for slot in slots.numbers)
+        seen = await at_once(self.look(slots.resource, slot) for slot in slots.numbers)
         return [slot for slot, each in zip(slots.numbers, seen, strict=True) if each is None]
 
     # With a permit
@@ -145,9 +142,9 @@ class SlotActivities:
     async def inspect(self, inspecting: Inspecting) -> Snapshot:
         """Looks at a resource: its slots, and the lines that stand at them."""
         terms, limit = inspecting.terms, inspecting.limit
-        found = await _at_once(self.look(terms.resource, slot) for slot in range(terms.capacity))
+        found = await at_once(self.look(terms.resource, slot) for slot in range(terms.capacity))
         held = [seen for seen in found if seen is not None]
-        lines = await _at_once(self._query(terms.resource, seen.slot, "line") for seen in held)
+        lines = await at_once(self._query(terms.resource, seen.slot, "line") for seen in held)
         waiters = {each.requester.request: each for line in lines for each in line or []}
         return Snapshot(
             terms.resource,
@@ -163,7 +160,7 @@ class SlotActivities:
     async def find(self, call: calls.SlotCall, ticket: str, fence: int | None) -> Seen | None:
         """The slot that is held by a ticket, and under that fence if one is given."""
         slots = range(call.terms.capacity) if call.slot is None else [call.slot]
-        found: list[Seen | None] = await _at_once(self.look(call.terms.resource, slot) for slot in slots)
+        found: list[Seen | None] = await at_once(self.look(call.terms.resource, slot) for slot in slots)
         for seen in found:
             if seen is not None and seen.permit.ticket == ticket and fence in {None, seen.permit.fence}:
                 return seen
@@ -192,19 +189,3 @@ class SlotActivities:
     async def _query(self, resource: str, slot: int, name: str, *args: Any) -> Any:
         """Asks a slot; None when it is free."""
         return await SLOTS.query(resource, self._handle(resource, slot), getattr(Slot, name), *args)
-
-
-def gone(resource: str, ticket: str, fence: int) -> LeaseLost:
-    """The error for a permit that is not held any more."""
-    return lease_lost(Guard(resource, ticket, fence), "it lapsed, was released, or was adopted by another run")
-
-
-async def _at_once(work: Any) -> list[Any]:
-    """The results of many calls, so many of which are under way at one time."""
-    turn = asyncio.Semaphore(AT_ONCE)
-
-    async def one(each: Any) -> Any:
-        async with turn:
-            return await each
-
-    return await asyncio.gather(*(one(each) for each in work))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from temporalio.client import (
     WorkflowExecutionStatus,
@@ -14,8 +16,13 @@ from temporalio.client import (
 from temporalio.common import QueryRejectCondition
 from temporalio.service import RPCError, RPCStatusCode
 
-from .errors import Unavailable
+from .calls import Guard
+from .errors import LeaseLost, Unavailable
+from .hold import lease_lost
 
+T = TypeVar("T")
+
+AT_ONCE = 20  # calls
 ANSWER = timedelta(seconds=3)  # how long the server, or the worker of a keeper, may take to answer
 # After these a call may have been carried out, or may yet be.
 UNSURE = {
@@ -66,3 +73,19 @@ class Keepers:
                 if error.status == RPCStatusCode.NOT_FOUND:
                     return None
                 raise self.unavailable(resource, error) from error
+
+
+def gone(resource: str, ticket: str, fence: int) -> LeaseLost:
+    """The error for a permit that is not held any more."""
+    return lease_lost(Guard(resource, ticket, fence), "it lapsed, was released, or was adopted by another run")
+
+
+async def at_once(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """What many calls return, of which so many are under way at one time."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def one(call: Awaitable[T]) -> T:
+        async with turn:
+            return await call
+
+    return await asyncio.gather(*map(one, calls))

@@ -396,9 +396,7 @@ class Watcher:
 
     async def _pause(self, seconds: float | None) -> None:
         """Waits so long, or until something has happened."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stirred.wait()
+        await clock.pause(self._stirred, seconds)
         self._stirred.clear()
 
     @property
