@@ -174,6 +174,8 @@ class Hold:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if isinstance(error, GeneratorExit):
+            return  # the run is thrown away by the garbage collector, in any thread and outside of its event loop
         task, self._task = self._task, None
         if not self._ended and self._says_lost(error):
             self.lost, self._why = True, "an activity that was begun under it was not let run"

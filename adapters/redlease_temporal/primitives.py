@@ -211,6 +211,8 @@ class Semaphore:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if isinstance(error, GeneratorExit):
+            return  # see `Hold.__aexit__`
         own = [entry for entry in self._entered if entry[0] is asyncio.current_task()]
         self._entered.remove(own[-1])
         await own[-1][1].__aexit__(kind, error, traceback)
