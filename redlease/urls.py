@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from redis.asyncio import ConnectionPool
+from redis.exceptions import RedisError
 
 from .addresses import REDIS_PORT, SENTINEL_PORT, NamedServers
 from .sentinel import primary_pool
@@ -44,8 +45,8 @@ def _checked_options(pool: Pool) -> Pool:
     """The pool, if connections can be made with its options; redis-py looks at them when it connects."""
     try:
         pool.connection_class(**pool.connection_kwargs)
-    except TypeError as error:
-        raise ValueError(f"a connection of redis-py has no such option: {error}") from error
+    except (TypeError, RedisError) as error:
+        raise ValueError(f"redis-py makes no connection with these options: {error}") from error
     return pool
 
 

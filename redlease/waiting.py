@@ -44,6 +44,7 @@ class Waiting:
     due_ms: float | None = None
     early: tuple[wire.Message, ...] = ()  # what was told of the permit before whoever asked for it went on
     on_queued: Callable[[wire.Queued], None] | None = None
+    on_lapsed: Callable[[], None] | None = None  # who is told that the place is gone, instead of asking anew
     _asked_from = ""
 
     def __init__(
@@ -311,7 +312,10 @@ class Place:
         now_ms = clock.now_ms()
         for waiting in sorted(self.waiters.values(), key=lambda waiting: waiting.sequence or 2**62):
             waiting.sequence = None
-            self.room.keeper.schedule.at(now_ms, waiting)
+            if waiting.on_lapsed is None:
+                self.room.keeper.schedule.at(now_ms, waiting)
+            else:
+                waiting.on_lapsed()
 
 
 class Room:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
 
 from temporalio import activity, workflow
 from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from redlease_temporal.worker import current_hold, exclusive
@@ -36,13 +38,31 @@ async def complete_later(name: str) -> None:
 
 
 @workflow.defn
+class Again:
+    """One activity id, used for a second activity when the first one's only attempt has timed out."""
+
+    @workflow.run
+    async def run(self, name: str) -> list[int]:
+        """Return what the second one returned."""
+        once = RetryPolicy(maximum_attempts=1)
+        limit = timedelta(seconds=1)
+        with contextlib.suppress(ActivityError):
+            await workflow.execute_activity(
+                hang, args=[name, 1], activity_id="one", start_to_close_timeout=limit, retry_policy=once
+            )
+        return await workflow.execute_activity(
+            hang, args=[name, 0], activity_id="one", start_to_close_timeout=limit * 9, retry_policy=once
+        )
+
+
+@workflow.defn
 class Attempts:
     """One such activity, whose attempts have two seconds each."""
 
     @workflow.run
-    async def run(self, name: str, hanging: int) -> list[int]:
+    async def run(self, name: str, hanging: int, most: int = 9) -> list[int]:
         """Return what it returned."""
-        retry = RetryPolicy(initial_interval=timedelta(seconds=0.1), backoff_coefficient=1.0, maximum_attempts=9)
+        retry = RetryPolicy(initial_interval=timedelta(seconds=0.1), backoff_coefficient=1.0, maximum_attempts=most)
         limit = timedelta(seconds=2)
         if hanging < 0:
             await workflow.execute_activity(complete_later, name, start_to_close_timeout=limit, retry_policy=retry)

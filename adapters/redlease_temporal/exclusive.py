@@ -182,25 +182,21 @@ async def _granted(turn: Turn, rule: _Rule, semaphore: Semaphore, ticket: str) -
     # A grant to an attempt that the server has given up would be for nothing.
     wait_s = rule.slot_wait_s if lasts is None else min(rule.slot_wait_s, lasts.total_seconds())
     try:
-        hold = await _heartbeating(turn.request, wait_s)
-        if not turn.is_latest:
-            raise ApplicationError("a later attempt of the activity goes on in its place")
-        if activity.info().attempt > 1:
-            # An attempt before this one may have held it, and may still run somewhere: from now on it is refused.
-            hold = await semaphore.adopt(turn.take_over())
-        turn.keep(hold)
+        hold = await _heartbeating(turn, wait_s)
+        if activity.info().attempt > 1 or hold.task is not None:
+            # An earlier attempt, or activity of that id, may still run somewhere: from now on it is refused.
+            turn.request = asyncio.ensure_future(semaphore.adopt(turn.take_over()))
+            hold = await _heartbeating(turn, wait_s)
     except TimeoutError:
-        turn.leave(rule.retry_lease_ms / 1000)
         message = (
             f"resource {semaphore.name!r}: no permit within {wait_s:g} s; the place in the queue is kept for the next "
-            "attempt"
+            "attempt, if there is one"
         )
-        raise ApplicationError(message, semaphore.name, ticket, type=AcquireTimeout.__name__) from None
-    except asyncio.CancelledError as error:
-        if _is_retried(error):
-            turn.leave(rule.retry_lease_ms / 1000)
-        else:
-            turn.give_up()
+        error = ApplicationError(message, semaphore.name, ticket, type=AcquireTimeout.__name__)
+        turn.part(rule.retry_lease_ms / 1000 if _is_retried(error) else 0)
+        raise error from None
+    except asyncio.CancelledError as cancelled:
+        turn.part(rule.retry_lease_ms / 1000 if _is_retried(cancelled) else 0)
         raise
     except BaseException:
         turn.end()
@@ -212,15 +208,17 @@ async def _hold_of(semaphore: Semaphore, ticket: str) -> Hold:
     return await semaphore.hold(ticket=ticket, owner=_owner())
 
 
-async def _heartbeating(waiting: asyncio.Future[Hold], seconds: float) -> Hold:
-    """What is waited for, or TimeoutError; the server hears meanwhile that the attempt lives."""
-    info = activity.info()
+async def _heartbeating(turn: Turn, seconds: float) -> Hold:
+    """What the turn's request comes to, or TimeoutError; the server hears meanwhile that the attempt lives."""
+    info, request = activity.info(), turn.request
     pause_s = info.heartbeat_timeout.total_seconds() / HEARTBEATS_A_TIMEOUT if info.heartbeat_timeout else None
     async with asyncio.timeout(seconds):
         while True:
-            done, _ = await asyncio.wait({waiting}, timeout=pause_s)
+            done, _ = await asyncio.wait({request}, timeout=pause_s)
+            if not turn.is_latest:
+                raise ApplicationError("a later attempt of the activity goes on in its place")
             if done:
-                return waiting.result()
+                return request.result()
             activity.heartbeat(*info.heartbeat_details)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 from redlease import wire
@@ -78,8 +78,13 @@ class Watch:
     def read(cls, text: bytes) -> Watch:
         """The watch that was written; fields that a later release has added are left out."""
         values = json.loads(text)
-        values["terms"] = Terms(**values["terms"])
-        return cls(**{name: value for name, value in values.items() if name in cls.__slots__})
+        values["terms"] = Terms(**_known(Terms, values["terms"]))
+        return cls(**_known(cls, values))
+
+
+def _known(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def digest(*parts: str) -> str:

@@ -205,13 +205,6 @@ class Relay:
         for watch_id, watcher in before.items():
             if watch_id not in own and self.watchers.get(watch_id) is watcher:
                 self.forget(watcher)
-                if isinstance(watcher, Watcher):
-                    self.spawn(self._take_out_what_is_over(watcher.watch))
-
-    async def _take_out_what_is_over(self, watch: Watch) -> None:
-        """A request of which the registry no longer knows: the silent relay may just have queued it anew."""
-        if watch.id not in self.watchers and await self.registry.drop(watch.id) is None:
-            await self.give_back(wire.Resource(self.prefix, watch.terms.resource), watch)
 
     async def _inherit(self, lapsed: str) -> None:
         more = True
@@ -247,11 +240,16 @@ class Relay:
             try:
                 own = await self.registry.own()
             except RedleaseError as error:
-                logger.warning("the relay could not read what is its own: %s", error)
+                logger.warning("the relay could not read what is its own, and tries again: %s", error)
+                self._unheard.set()
+                await asyncio.sleep(RELAY_LEASE_MS[1] / 1000)
                 continue
             for watch_id, text in own.items():
-                if watch_id not in self.watchers:
-                    self.tend(self._tending(Watch.read(text)))
+                try:
+                    if watch_id not in self.watchers:
+                        self.tend(self._tending(Watch.read(text)))
+                except Exception:  # the others are still to be looked after
+                    logger.exception("the relay could not read one of its watches")
 
     async def _verify(self, watcher: Watcher | Admitted) -> None:
         """Looks whether it is still this relay's: it may have had the same one anew since the message was sent."""

@@ -46,17 +46,14 @@ class Turn:
         hold.lose("the next attempt of its activity has taken it over")
         return permit
 
-    def keep(self, hold: Hold) -> None:
-        """This is what a later attempt takes over."""
-        self.request = asyncio.get_running_loop().create_future()
-        self.request.set_result(hold)
+    def part(self, seconds: float) -> None:
+        """Leaves the request to the next attempt, for so long; gives it up where there is to be none (0)."""
+        if seconds:
+            asyncio.get_running_loop().call_later(seconds, self._give_up)
+        else:
+            self._give_up()
 
-    def leave(self, seconds: float) -> None:
-        """Leaves the request to the next attempt, for so long."""
-        asyncio.get_running_loop().call_later(seconds, self.give_up)
-
-    def give_up(self) -> None:
-        """Ends the request, and gives back what it has got, unless a later attempt has taken it over."""
+    def _give_up(self) -> None:
         if self.is_latest:
             self.end()
             self._turns.give_back(self.request)

@@ -45,6 +45,10 @@ class _GoneError(Exception):
     """Another relay has the watch, or it is over."""
 
 
+class _LapsedError(Exception):
+    """The place in the queue is gone."""
+
+
 class _LostError(Exception):
     """The permit is gone, and its run may have been told before that it has it."""
 
@@ -197,7 +201,20 @@ class Watcher:
         return self.watch.recorded or await self._hand_over()
 
     async def _queue(self) -> None:
-        """Waits in the queue."""
+        """Waits in the queue; again, from where it stood, if its place has lapsed and it is still this relay's."""
+        watch, granted = self.watch, None
+        while granted is None:
+            try:
+                granted = await self._wait_in_queue()
+            except _LapsedError:
+                await self._save()
+        watch.fence, watch.granted_at_ms, watch.capacity = granted.fence, granted.granted_at_ms, granted.capacity
+        watch.recorded = False
+        await self._save()
+        self._told = False
+        self._tell(Standing(self.permit))
+
+    async def _wait_in_queue(self) -> wire.Granted:
         watch = self.watch
         room, terms = self._relay.room, self._relay.terms(watch)
         packed_terms = wire.pack_terms(terms, watch.weight, watch.label)
@@ -207,6 +224,8 @@ class Watcher:
         )
         waiting = room.enter(ask, claim=True)
         waiting.on_queued = lambda queued: self._queued(waiting, queued)
+        # A process that stood still asks for nothing that others may have seen to meanwhile.
+        waiting.on_lapsed = lambda: waiting.fail(_LapsedError())
         try:
             granted = await waiting.future
         finally:
@@ -214,11 +233,7 @@ class Watcher:
             waiting.future.cancel()
         if granted is None:
             raise _GoneError
-        watch.fence, watch.granted_at_ms, watch.capacity = granted.fence, granted.granted_at_ms, granted.capacity
-        watch.recorded = False
-        await self._save()
-        self._told = False
-        self._tell(Standing(self.permit))
+        return granted
 
     def _queued(self, waiting: Waiting, queued: wire.Queued) -> None:
         self.at_once = False  # whoever asked goes on to wait for it, and the marker of having asked records no grant

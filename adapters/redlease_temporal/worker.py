@@ -170,9 +170,12 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
                 logger.exception("the worker of task queue %r cannot run", worker.task_queue)
                 # The end of `async with worker:` waits until the worker has run, so it does, as one that is shut down.
                 ending = asyncio.create_task(worker.shutdown())
-                with contextlib.suppress(Exception):
-                    await next(worker)
-                await ending
+                try:
+                    with contextlib.suppress(Exception):
+                        await next(worker)
+                        await ending
+                finally:
+                    ending.cancel()
                 raise
             await next(worker)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attempt_flows
 import pytest
-from attempt_flows import Attempts, complete_later, hang
+from attempt_flows import Again, Attempts, complete_later, hang
 from temporal_tools import Place
 from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import Client, WorkflowFailureError
@@ -30,7 +30,7 @@ async def client(
 ) -> AsyncIterator[Client]:
     """A client beside a worker."""
     place = Place(temporal_server, task_queue, redis_url, prefix)
-    async with place.serving([Attempts], [hang, complete_later]) as client:
+    async with place.serving([Again, Attempts], [hang, complete_later]) as client:
         yield client
 
 
@@ -96,3 +96,29 @@ async def test_an_activity_that_would_complete_later(client: Client, service: Re
     assert isinstance(caught.value.cause.cause, ApplicationError)
     assert "complete later" in caught.value.cause.cause.message
     assert not await pool_of(service, task_queue).locked()
+
+
+async def test_an_activity_id_that_is_used_again(client: Client, service: Redlease, task_queue: str) -> None:
+    """What the first activity of that id still does is cancelled before the second one begins, under a new fence."""
+    said = len(attempt_flows.ended)
+    attempt, fence = await client.execute_workflow(Again.run, task_queue, id=task_queue, task_queue=task_queue)
+    assert attempt == 1
+    assert attempt_flows.ended[said:] == ["one 1 cancelled"]
+    permit = await pool_of(service, task_queue).acquire(timeout=1)
+    assert permit.fence > fence
+    assert await pool_of(service, task_queue).release(permit)
+
+
+async def test_the_last_attempt_leaves_no_place(client: Client, service: Redlease, task_queue: str) -> None:
+    """An activity that failed for good as it waited too long keeps nobody waiting."""
+    pool = pool_of(service, task_queue)
+    permit = await pool.acquire()
+    with pytest.raises(WorkflowFailureError):
+        await client.execute_workflow(Attempts.run, args=[task_queue, 0, 1], id=task_queue, task_queue=task_queue)
+    await eventually(lambda: nobody_waits(pool))
+    assert await pool.release(permit)
+
+
+async def nobody_waits(pool: Semaphore) -> bool:
+    """Tell whether the queue is empty."""
+    return not (await pool.inspect()).waiters
