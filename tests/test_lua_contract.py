@@ -33,6 +33,7 @@ KEYS = ("state", "holders", "queue", "waiters")
 WITHOUT_KEY = {"TIME", "PUBLISH", "SPUBLISH"}
 KNOWN = {
     "redis",
+    "cjson",
     "KEYS",
     "ARGV",
     "tonumber",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from redlease import wire
@@ -34,3 +35,19 @@ async def test_a_relay_reads_all_that_is_its_own(make_client: MakeClient, server
     kept = {watch.id: watch for number, watch in enumerate(watches) if number not in TAKEN}
     assert {watch_id: Watch.read(text) for watch_id, text in (await one.own()).items()} == kept
     assert (await other.own()).keys() == {watches[number].id for number in TAKEN}
+
+
+async def test_a_watch_is_ended_for_its_own_run_only(make_client: MakeClient, servers: Servers, prefix: str) -> None:
+    """Who has looked after an earlier run leaves alone what was written for a later one meanwhile."""
+    client = await make_client(url=servers.url("redis7"))
+    connection = client.room.connection
+    connection.scripts = (*wire.SCRIPTS, *SCRIPTS)
+    registry = Registry(connection, prefix, "g", "one")
+    earlier, later = watch_of(1), replace(watch_of(1), chain="later")
+    await registry.beat(3000)
+    await registry.claim(earlier)
+    assert await registry.put(later)
+    await registry.drop(earlier.id, chain=earlier.chain)
+    assert (await registry.own()).keys() == {later.id}
+    await registry.drop(later.id, chain=later.chain)
+    assert not await registry.own()

@@ -128,7 +128,8 @@ class Admission:
             if not own and not grant.fresh:  # an earlier workflow of that ID had it, and somebody may be freeing it
                 watch.fence = await self._adopt(watch, grant.fence, KEPT_MS)
             if watch.fence:
-                await self._registry.put(watch)
+                if not await self._registry.put(watch):  # whoever freed the place of an earlier run has ended the watch
+                    await self._registry.claim(watch)
                 return watch
 
     async def take_again(self, watch: Watch) -> int:

@@ -95,7 +95,8 @@ class Admitted:
         return False
 
     async def _forget(self) -> bool:
-        await self._relay.registry.drop(self.watch.id)
+        # The next workflow of that ID may have taken the place by now: what is written is its own then.
+        await self._relay.registry.drop(self.watch.id, chain=self.watch.chain)
         self._relay.forget(self)
         return True
 

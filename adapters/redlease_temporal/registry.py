@@ -105,7 +105,7 @@ class _Keys(wire.Resource):
 BEAT = _script("beat", "relay lease_ms keep_ms channel generation")
 CLAIM = _script("claim", "relay watch text lease_ms channel")
 PUT = _script("put", "relay watch text generation")
-DROP = _script("drop", "relay watch channel")
+DROP = _script("drop", "relay watch channel chain")
 INHERIT = _script("inherit", "relay from")
 OWN = _script("own", "relay after")
 SAY = _script("say", "channel message")
@@ -161,10 +161,10 @@ class Registry:
             await self.claim(watch)
         return bool(written)
 
-    async def drop(self, watch_id: str, *, anyones: bool = False) -> Watch | None:
-        """Ends a watch; what was written of it."""
+    async def drop(self, watch_id: str, *, anyones: bool = False, chain: str = "*") -> Watch | None:
+        """Ends a watch, if given only that for this chain of runs; what was written of it."""
         relay = "" if anyones else self.relay
-        _, text = await self._call(DROP, relay, watch_id, self.channel)
+        _, text = await self._call(DROP, relay, watch_id, self.channel, chain)
         return Watch.read(text) if text else None
 
     async def own(self) -> dict[str, bytes]:

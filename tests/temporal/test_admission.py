@@ -40,6 +40,7 @@ from temporalio.worker import Replayer
 from redlease_temporal import WorkflowConcurrencyLimitExceeded, admission, concurrency
 from redlease_temporal.admission_client import Door
 from redlease_temporal.limited import Entry, Rule, rule_of
+from redlease_temporal.registry import Registry, Watch
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -433,6 +434,26 @@ async def test_an_id_is_used_again(client: Client, place: Place, places: Semapho
         await ended(handle, ending)
     handle = await started(client, place, "one")
     await stays_taken(places, 1, 3)
+    await end(handle)
+    assert await seconds_until_free(places) < FREE_WITHIN
+
+
+async def test_the_watch_of_an_earlier_run_ends_late(
+    client: Client, place: Place, places: Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended after the next run has claimed it, and before that is written down, it is that run's all the same."""
+    put = Registry.put
+    late: list[Watch | None] = []
+
+    async def after_its_end(registry: Registry, watch: Watch) -> bool:
+        if watch.admission and not late:
+            late.append(await registry.drop(watch.id))
+        return await put(registry, watch)
+
+    monkeypatch.setattr(Registry, "put", after_its_end)
+    handle = await started(await place.client(plugins=[]), place)
+    await handle.execute_update(Two.look)
+    assert late
     await end(handle)
     assert await seconds_until_free(places) < FREE_WITHIN
 

@@ -26,7 +26,9 @@ async def bench(
     """A resource of its own on each backend."""
     place = Place(temporal_server, task_queue, redis_url, prefix)
     async with place.serving(WORKFLOWS, [guarded]) as client:
-        yield Bench(client, task_queue, request.param)
+        bench = Bench(client, task_queue, request.param)
+        bench.on.lease = 30.0  # nobody renews what an actor has acquired
+        yield bench
 
 
 async def test_a_run_that_is_reset_to_inside_its_block(bench: Bench) -> None:

@@ -1,13 +1,15 @@
 -- drop: a watch is over, whoever's it is; the relay that has it is told.
 -- KEYS: watches owners relays
--- ARGV: tag relay watch channel
---       (relay "": whoever's; otherwise only if it is that relay's)
+-- ARGV: tag relay watch channel chain
+--       (relay "": whoever's; otherwise only if it is that relay's. chain "*": whatever is written of it; otherwise only
+--       if it is for that chain of runs)
 -- Reply: {tag, dropped, text}; text: what was written of it, "" when nothing was
 -- Cost: O(log n) with n watches.
 local tag, relay, watch = ARGV[1], ARGV[2], ARGV[3]
 local had = redis.call('HGET', KEYS[1], watch)
 local owner, text = string.match(had or '', '^(%S+) (.*)$')
 if not owner or (relay ~= '' and owner ~= relay) then return {tag, 0, text or ''} end
+if ARGV[5] ~= '*' and cjson.decode(text).chain ~= ARGV[5] then return {tag, 0, text} end
 redis.call('HDEL', KEYS[1], watch)
 redis.call('ZREM', KEYS[2], owner .. ' ' .. watch)
 if relay == '' then redis.pcall('PUBLISH', ARGV[4], 'gone ' .. owner .. ' ' .. watch) end
