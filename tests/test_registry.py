@@ -6,11 +6,15 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from redlease import wire
 from redlease_temporal.calls import Terms
 from redlease_temporal.registry import SCRIPTS, Registry, Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conftest import MakeClient, Servers
 
 WATCHES = 10_050  # more than were ever read at once
@@ -23,12 +27,17 @@ def watch_of(number: int) -> Watch:
     return Watch(Terms("r", 1, 1000), workflow, "request", workflow, "run", "run", 3, "1", "", "", "o")
 
 
-async def test_a_relay_reads_all_that_is_its_own(make_client: MakeClient, servers: Servers, prefix: str) -> None:
-    """Ten thousand watches are read in pages; those that another relay has taken over are not among them."""
-    client = await make_client(url=servers.url("redis7"))
-    connection = client.room.connection
+@pytest.fixture
+async def registry_of(make_client: MakeClient, servers: Servers, prefix: str) -> Callable[[str], Registry]:
+    """A factory of registries, each as the relay of that name sees it."""
+    connection = (await make_client(url=servers.url("redis7"))).room.connection
     connection.scripts = (*wire.SCRIPTS, *SCRIPTS)
-    one, other = (Registry(connection, prefix, "g", name) for name in ("one", "other"))
+    return lambda relay: Registry(connection, prefix, "g", relay)
+
+
+async def test_a_relay_reads_all_that_is_its_own(registry_of: Callable[[str], Registry]) -> None:
+    """Ten thousand watches are read in pages; those that another relay has taken over are not among them."""
+    one, other = registry_of("one"), registry_of("other")
     watches = [watch_of(number) for number in range(WATCHES)]
     await asyncio.gather(*map(one.claim, watches))
     await asyncio.gather(*(other.claim(watches[number]) for number in TAKEN))
@@ -37,12 +46,9 @@ async def test_a_relay_reads_all_that_is_its_own(make_client: MakeClient, server
     assert (await other.own()).keys() == {watches[number].id for number in TAKEN}
 
 
-async def test_a_watch_is_ended_for_its_own_run_only(make_client: MakeClient, servers: Servers, prefix: str) -> None:
+async def test_a_watch_is_ended_for_its_own_run_only(registry_of: Callable[[str], Registry]) -> None:
     """Who has looked after an earlier run leaves alone what was written for a later one meanwhile."""
-    client = await make_client(url=servers.url("redis7"))
-    connection = client.room.connection
-    connection.scripts = (*wire.SCRIPTS, *SCRIPTS)
-    registry = Registry(connection, prefix, "g", "one")
+    registry = registry_of("one")
     earlier, later = watch_of(1), replace(watch_of(1), chain="later")
     await registry.beat(3000)
     await registry.claim(earlier)

@@ -21,15 +21,11 @@ if TYPE_CHECKING:
     from redlease import Redlease, Semaphore
 
     from conftest import MakeClient
-    from temporal_server import TemporalServer
 
 
 @pytest.fixture
-async def client(
-    temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str
-) -> AsyncIterator[Client]:
+async def client(place: Place) -> AsyncIterator[Client]:
     """A client beside a worker."""
-    place = Place(temporal_server, task_queue, redis_url, prefix)
     async with place.serving([Again, Attempts], [hang, complete_later]) as client:
         yield client
 

@@ -14,19 +14,15 @@ from temporalio.api.enums.v1 import EventType
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from temporal_server import TemporalServer
 
 BACKENDS = ["redis", "slots", "coordinator"]
 
 
 @pytest.fixture(params=BACKENDS)
-async def bench(
-    request: pytest.FixtureRequest, temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str
-) -> AsyncIterator[Bench]:
+async def bench(request: pytest.FixtureRequest, place: Place) -> AsyncIterator[Bench]:
     """A resource of its own on each backend."""
-    place = Place(temporal_server, task_queue, redis_url, prefix)
     async with place.serving(WORKFLOWS, [guarded]) as client:
-        bench = Bench(client, task_queue, request.param)
+        bench = Bench(client, place.task_queue, request.param)
         bench.on.lease = 30.0  # nobody renews what an actor has acquired
         yield bench
 

@@ -27,15 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quiet import Quiet
-    from temporal_server import TemporalServer
 
 URL = "redis://localhost"
-
-
-@pytest.fixture
-def place(temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str) -> Place:
-    """Where the workers of this test work."""
-    return Place(temporal_server, task_queue, redis_url, prefix)
 
 
 @pytest.mark.parametrize(
