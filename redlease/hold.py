@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from . import clock, wire
+from redlease.protocol.replies import Granted, Message
+
+from . import clock
 from .errors import LeaseLost, RedleaseError
-from .keeper import Keeper, Lease, Released
+from .log import about
 from .models import Permit
-from .waiting import Waiting, not_queued
-from .wish import USUAL_FATE, Fate, OnLost, Wish
+from .options import USUAL_HOLD, AcquireOptions, HoldOptions, OnLost
+from .session.leases import Lease, Released
+from .session.queueing import PendingAcquire
+from .session.refusals import not_queued
 
 logger = logging.getLogger("redlease")
 
 
 def lease_lost(resource: str, ticket: str, fence: int, why: str) -> LeaseLost:
-    """The error for a permit that is no longer held."""
+    """Returns the error for a permit that is no longer held."""
     message = (
         f"resource {resource!r}: permit {ticket!r} (fence {fence}) is no longer held: {why}. "
         "Stop the work that needs it, or acquire again"
@@ -28,251 +33,299 @@ def lease_lost(resource: str, ticket: str, fence: int, why: str) -> LeaseLost:
     return LeaseLost(message, resource=resource, ticket=ticket)
 
 
-class Hold(Lease):
-    """A permit that is held here: renewed in the background, and known to be lost when it is.
-
-    As `async with` block it releases the permit at the end. If the permit is lost meanwhile, the task that entered the
-    block is cancelled and `LeaseLost` is raised from the block (`on_lost="cancel"`), or nothing but `lost` tells of it
-    (`on_lost="signal"`).
-
-    Attributes:
-        fence: The fencing token of the permit.
-        lost: Whether it was held and is so no longer.
-
-    Example:
-        >>> async with pool.hold(timeout=10) as hold:  # doctest: +SKIP
-        ...     await work(fence=hold.fence)
-    """
+class HeldLease(Lease):
+    """The lease behind a `Hold`, and what its loss causes. For the loop's thread only, except `is_lost`."""
 
     on_lost: OnLost = "cancel"
-    _cancelling = 0
-    _cancelled = False
-    _over: asyncio.Event | None = None
-
-    def __init__(
-        self,
-        keeper: Keeper,
-        ask: wire.Ask,
-        metadata: dict[str, str],
-        forget_ticket: Callable[[], None],
-    ) -> None:
-        super().__init__(keeper, ask)
-        self._metadata = metadata
-        self._forget_ticket = forget_ticket
+    cancelled = False  # whether its loss has cancelled the task of its body
+    over: asyncio.Event | None = None  # set when it ends or is lost
+    _cancelling = 0  # cancellations of that task that the loss did not cause
 
     def start(
         self,
-        granted: wire.Granted,
+        granted: Granted,
         deadline_ms: float,
-        fate: Fate,
+        fate: HoldOptions,
+        now_ms: float,
         *,
         handed_over: bool = False,
-        told: Sequence[wire.Message] = (),
+        told: Sequence[Message] = (),
     ) -> None:
-        """Keeps what was granted until then, from now on; `told`: what was said of it since.
-
-        Raises:
-            LeaseLost: It is lost already, and that is to end its body.
-        """
-        now_ms = clock.now_ms()
-        if fate is not USUAL_FATE:
+        """Starts to renew a grant that is valid until `deadline_ms`; `told`: messages about it received since."""
+        if fate is not USUAL_HOLD:
             self.on_lost = fate.on_lost
             self.renew_until_ms = None if fate.max_hold_ms is None else now_ms + fate.max_hold_ms
-        self.begin(granted, deadline_ms, now_ms, handed_over=handed_over)
+        self.fence, self.granted_at_ms, self.expires_at_ms, self.capacity, _ = granted
+        self.deadline_ms, self._begun_ms = deadline_ms, now_ms
+        if handed_over:
+            self._first = True
+        self.keeper.keep(self, now_ms)
         for message in told:
             self.told(message)
-        if self.lost and self.on_lost == "cancel":
-            self.check()
-
-    @property
-    def permit(self) -> Permit:
-        """The permit as it is known now."""
-        return Permit(
-            *(self.ask.resource.name, self.ask.ticket, self.fence, self.ask.weight, self.capacity),
-            *(
-                self.ask.terms.lease_ms,
-                self.granted_at_ms,
-                self.expires_at_ms,
-                self.ask.terms.owner,
-                dict(self._metadata),
-            ),
-        )
-
-    def remaining(self) -> float:
-        """Seconds until the lease ends unless it is renewed; 0.0 when it is lost or given up."""
-        if self.lost or self.ended:
-            return 0.0
-        return max(0.0, (self.deadline_ms - clock.now_ms()) / 1000)
-
-    def check(self) -> None:
-        """Raises `LeaseLost` if the permit is no longer held. Does no I/O and does not await."""
-        if self.ended:
-            raise self._loss("it was released or detached here")
-        if not self.check_deadline(clock.now_ms()):
-            raise self._loss(self.why_lost)
-
-    async def wait_lost(self) -> bool:
-        """Returns True when the permit is lost, False when it was released or detached before that."""
-        if not self.lost and not self.ended:
-            self._over = self._over or asyncio.Event()
-            await self._over.wait()
-        return self.lost
-
-    async def release(self) -> bool:
-        """Gives the permit back; whether it was held until now. May be called again.
-
-        With the server out of reach it returns False soon, and goes on trying in the background while the lease lasts.
-        """
-        if self.lost or self.ended:
-            return False
-        return self._released(await self._give_back())
-
-    def _give_back(self) -> asyncio.Future[Released]:
-        future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
-        self.keeper.give_back(self, future)  # sent first, so that the server works while the rest is done here
-        self.end()
-        return future
-
-    def _released(self, released: Released) -> bool:
-        if released is None or isinstance(released, RedleaseError):
-            self._log_pending()
-            return False
-        if not released:
-            self.lost, self.why_lost = True, "the server no longer had it when it was released"
-        return released
-
-    def detach(self) -> Permit:
-        """Stops renewing and returns the permit: its lease runs on, and who has it may renew, adopt or release it.
-
-        Raises:
-            LeaseLost: It is no longer held.
-        """
-        self.check()
-        self.fill_lease()
-        permit = self.permit
-        self.end()
-        return permit
 
     def end(self) -> None:
-        super().end()
+        """Stops renewing; the caller decides what happens to the permit."""
+        self.ended = True
+        self.keeper.forget(self)
         self._finish()
 
     def on_loss(self) -> None:
         self._finish()
         task = self.task
         if self.on_lost == "cancel" and task is not None and not task.done():
-            self._cancelled = True
+            self.cancelled = True
             task.cancel(f"redlease: {self.why_lost}")
 
     def _finish(self) -> None:
-        self._forget_ticket()
-        if self._over is not None:
-            self._over.set()
+        self.asker = None
+        self.forget_ticket()
+        if self.over is not None:
+            self.over.set()
 
-    def _loss(self, why: str) -> LeaseLost:
+    def give_back(self, now_ms: float) -> asyncio.Future[Released]:
+        """Releases the permit; the future gets the outcome."""
+        future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
+        self.keeper.give_back(self, future, now_ms)  # sent first: the server works meanwhile
+        self.end()
+        return future
+
+    def enter(self, task: asyncio.Task[object] | None) -> None:
+        """Sets the task that runs the body, which a loss cancels."""
+        self.task = task
+        self._cancelling = task.cancelling() if task is not None else 0
+
+    async def take_back_cancel(self, task: asyncio.Task[object] | None, error: BaseException | None) -> bool:
+        """Undoes the cancellation that a loss requested; returns True if `error` is that cancellation and no other."""
+        current = asyncio.current_task()
+        if current is None or current is not task:
+            return False
+        self.cancelled = False
+        only_ours = current.uncancel() <= self._cancelling
+        if only_ours and not isinstance(error, asyncio.CancelledError):
+            # The body ended before asyncio delivered the cancellation; let it be delivered here.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            if current.cancelling() > self._cancelling:
+                raise asyncio.CancelledError  # another cancellation arrived meanwhile
+        return only_ours and isinstance(error, asyncio.CancelledError)
+
+    def loss(self) -> LeaseLost:
+        """Returns the error that says why the permit is no longer held."""
+        why = "it was released or detached here" if self.ended and not self.lost else self.why()
         return lease_lost(self.ask.resource.name, self.ask.ticket, self.fence, why)
 
-    def _log_pending(self) -> None:
-        logger.warning(
-            "resource %r: permit %r could not be released yet; that goes on in the background while its lease lasts",
-            *(self.ask.resource.name, self.ask.ticket),
+
+class Hold:
+    """A permit that this process holds: renewed in the background, with its loss detected.
+
+    As an `async with` block it releases the permit at the end. If the permit is lost meanwhile, the task that entered
+    the block is cancelled and the block raises `LeaseLost` (`on_lost="cancel"`), or only `lost` becomes true
+    (`on_lost="signal"`).
+
+    `check()`, `lost` and `remaining()` compare the lease with the clock: they do no I/O, need no event loop, and may be
+    called in any thread, also while the event loop is blocked. Call everything else in the loop's thread.
+
+    Example:
+        >>> async with pool.hold(timeout=10) as hold:  # doctest: +SKIP
+        ...     await work(fence=hold.fence)
+    """
+
+    def __init__(self, lease: HeldLease, metadata: dict[str, str]) -> None:
+        self._lease = lease
+        self._metadata = metadata
+
+    def __repr__(self) -> str:
+        lease = self._lease
+        left = "lost" if lease.is_lost() else "given up" if lease.ended else f"{self.remaining():.1f} s left"
+        return f"<Hold of {self.resource!r}: ticket {self.ticket!r}, fence {self.fence}, {left}>"
+
+    @property
+    def resource(self) -> str:
+        """The name of the resource."""
+        return self._lease.ask.resource.name
+
+    @property
+    def ticket(self) -> str:
+        """The id of the request and of its permit."""
+        return self._lease.ask.ticket
+
+    @property
+    def fence(self) -> int:
+        """The fencing token of the permit."""
+        return self._lease.fence
+
+    @property
+    def lost(self) -> bool:
+        """Whether the permit was held and no longer is; true from the end of its lease on, by the local clock."""
+        return self._lease.is_lost()
+
+    @property
+    def permit(self) -> Permit:
+        """The permit, with the deadline of its last renewal."""
+        lease, terms = self._lease, self._lease.ask.terms
+        return Permit(
+            *(self.resource, self.ticket, lease.fence, lease.ask.weight, lease.capacity, terms.lease_ms),
+            *(lease.granted_at_ms, lease.expires_at_ms, terms.owner, dict(self._metadata)),
         )
+
+    def remaining(self) -> float:
+        """Seconds until the lease ends unless it is renewed; 0.0 if it is lost, released or detached."""
+        lease = self._lease
+        if lease.lost or lease.ended:
+            return 0.0
+        return max(0.0, (lease.deadline_ms - clock.now_ms()) / 1000)
+
+    def check(self) -> None:
+        """Raises `LeaseLost` if the permit is no longer held. Does no I/O and no await; safe in any thread."""
+        if self._lease.ended or self._lease.is_lost():
+            raise self._lease.loss()
+
+    async def wait_lost(self) -> bool:
+        """Waits until the permit is lost, then returns True; False if it is released or detached first."""
+        lease = self._lease
+        if not lease.ended and not lease.is_lost():
+            lease.over = lease.over or asyncio.Event()
+            await lease.over.wait()
+        return lease.is_lost()
+
+    async def release(self) -> bool:
+        """Releases the permit; returns True if it was held until now. Idempotent.
+
+        If the server is unreachable, returns False soon and retries in the background until the lease has expired.
+        """
+        now_ms = clock.now_ms()
+        if self._lease.ended or not self._lease.check_deadline(now_ms):
+            return False
+        return self._released(await self._lease.give_back(now_ms))
+
+    def _released(self, released: Released) -> bool:
+        if released is None or isinstance(released, RedleaseError):
+            logger.warning(
+                "resource %r: permit %r could not be released yet; redlease tries on while its lease lasts",
+                *(self.resource, self.ticket),
+                extra=about(self.resource, self.ticket, self.fence),
+            )
+            return False
+        if not released:
+            self._lease.why_lost, self._lease.lost = "the server no longer had it when it was released", True
+        return released
+
+    def detach(self) -> Permit:
+        """Stops renewing and returns the permit. Its lease keeps running; any process may renew, adopt or release it.
+
+        Raises:
+            LeaseLost: The permit is no longer held.
+        """
+        self.check()
+        self._lease.fill_lease()
+        permit = self.permit
+        self._lease.end()
+        return permit
 
     # The block
 
     async def __aenter__(self) -> Self:
-        self.enter()
+        """Raises `LeaseLost` if it was released or detached, or, with `on_lost="cancel"`, if it is lost."""
+        lease = self._lease
+        if lease.ended or (lease.on_lost == "cancel" and lease.is_lost()):
+            raise lease.loss()
+        lease.enter(asyncio.current_task())
         return self
-
-    def enter(self) -> None:
-        """This task runs the body: it is the one to cancel."""
-        self.task = asyncio.current_task()
-        self._cancelling = self.task.cancelling() if self.task is not None else 0
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        task, self.task = self.task, None
-        cancelled_here = self._cancelled and await self._take_back_cancel(task, error)
-        if not self.lost and not self.ended:
+        lease = self._lease
+        task, lease.task = lease.task, None
+        cancelled_here = lease.cancelled and await lease.take_back_cancel(task, error)
+        if not lease.ended and lease.check_deadline(now_ms := clock.now_ms()):
             if error is None or isinstance(error, Exception):
-                self._released(await self._give_back())
-            else:  # cancelled, or the process is to end: never waits for the network
-                self.end()
-                self.keeper.give_back(self)
-        if self.lost and self.on_lost == "cancel":
-            self._raise_loss(error, cancelled_here=cancelled_here)
-
-    async def _take_back_cancel(self, task: asyncio.Task[object] | None, error: BaseException | None) -> bool:
-        """Undoes the cancellation that a loss has asked for; whether the error that ends the body is just that one."""
-        current = asyncio.current_task()
-        if current is None or current is not task:
-            return False
-        self._cancelled = False
-        only_ours = current.uncancel() <= self._cancelling
-        if only_ours and not isinstance(error, asyncio.CancelledError):
-            # The body ended before the cancellation reached it; it is still to be delivered, here.
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)
-            if current.cancelling() > self._cancelling:
-                raise asyncio.CancelledError  # somebody else's came just then
-        return only_ours and isinstance(error, asyncio.CancelledError)
-
-    def _raise_loss(self, error: BaseException | None, *, cancelled_here: bool) -> None:
-        loss = self._loss(self.why_lost)
-        if error is None or cancelled_here:
-            raise loss from error
-        if not isinstance(error, LeaseLost):
-            error.add_note(f"redlease: {loss}")
+                self._released(await lease.give_back(now_ms))
+            else:  # cancelled, or the process is exiting: never wait for the network
+                lease.end()
+                lease.keeper.give_back(lease)
+        if lease.lost and lease.on_lost == "cancel":
+            loss = lease.loss()
+            # GeneratorExit: an async generator was closed at a `yield` in the block; only its closer can get the error.
+            if error is None or cancelled_here or isinstance(error, GeneratorExit):
+                raise loss from error
+            if not isinstance(error, LeaseLost):
+                error.add_note(f"redlease: {loss}")
 
 
-# The request that came to its end; what it was granted, None where it was not to queue and had to; and what ends the
-# use of its ticket in this client.
-Obtained = tuple[Waiting, wire.Granted | None, Callable[[], None]]
+def lease_of(hold: Hold) -> HeldLease:
+    """Returns the lease behind a hold. Internal: for adapters that manage holds, not for users."""
+    return hold._lease
+
+
+# The finished request; its grant, None if the request may not wait and no capacity was free; a callback that frees its
+# ticket for reuse in this client; and the local time in ms.
+Obtained = tuple[PendingAcquire, Granted | None, Callable[[], None], float]
 
 
 class HoldRequest:
-    """What `hold(...)` returns: `await` it for a `Hold`, or enter it as a block."""
+    """What `hold(...)` returns: `await` it to get a `Hold`, or enter it with `async with`."""
 
+    _used = False
     _entered = False
     _hold: Hold | None = None
 
-    def __init__(self, obtain: Callable[[Wish], Coroutine[Any, Any, Obtained]], wish: Wish, fate: Fate) -> None:
+    def __init__(
+        self,
+        resource: str,
+        obtain: Callable[[AcquireOptions], Coroutine[Any, Any, Obtained]],
+        wish: AcquireOptions,
+        fate: HoldOptions,
+    ) -> None:
+        self._resource = resource
         self._obtain = obtain
         self._wish = wish
         self._fate = fate
 
+    def __repr__(self) -> str:
+        state = "entered" if self._entered else "awaited" if self._used else "neither awaited nor entered yet"
+        return f"<hold() of {self._resource!r}, {state}>"
+
+    def __del__(self) -> None:
+        if not self._used:
+            message = f"hold() of resource {self._resource!r} was neither awaited nor entered: nothing was acquired"
+            warnings.warn(message, RuntimeWarning, stacklevel=2, source=self)
+
     def __await__(self) -> Generator[object, None, Hold]:
+        self._used = True
         return self._acquire().__await__()
 
     async def _acquire(self) -> Hold:
         return self._begun(*await self._obtain(self._wish))
 
-    def _begun(self, waiting: Waiting, granted: wire.Granted | None, forget_ticket: Callable[[], None]) -> Hold:
+    def _begun(
+        self, waiting: PendingAcquire, granted: Granted | None, forget_ticket: Callable[[], None], now_ms: float
+    ) -> Hold:
         if granted is None:
             forget_ticket()
             raise not_queued(waiting.ask.resource.name, self._wish.ticket)
-        hold = Hold(waiting.room.keeper, waiting.ask, self._wish.metadata, forget_ticket)
-        hold.unsure = waiting.unsure
-        hold.start(granted, waiting.deadline_ms, self._fate, handed_over=waiting.is_handed_over, told=waiting.early)
-        return hold
+        lease = HeldLease(waiting.session.keeper, waiting.ask, forget_ticket)
+        lease.may_be_duplicated, lease.asker = waiting.may_be_duplicated, waiting.task
+        lease.start(
+            *(granted, waiting.deadline_ms, self._fate, now_ms),
+            handed_over=waiting.is_handed_over,
+            told=waiting.buffered_messages,
+        )
+        if lease.lost and lease.on_lost == "cancel":
+            raise lease.loss()
+        return Hold(lease, self._wish.metadata)
 
     async def __aenter__(self) -> Hold:
         if self._entered:
             raise RuntimeError("this hold() is entered already: call hold() again for another permit")
-        self._entered = True
+        self._used = self._entered = True
         try:
             hold = self._hold = self._begun(*await self._obtain(self._wish))
         except BaseException:
             self._entered = False
             raise
-        hold.enter()
+        hold._lease.enter(hold._lease.asker)
         return hold
-
-    @property
-    def task_is_over(self) -> bool:
-        """Whether the task that entered the block has ended without leaving it."""
-        return self._hold is not None and self._hold.task is not None and self._hold.task.done()
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -281,3 +334,31 @@ class HoldRequest:
         if hold is None:
             raise RuntimeError("this hold() is not entered")
         return hold.__aexit__(kind, error, traceback)
+
+
+def is_abandoned(request: HoldRequest) -> bool:
+    """Whether the task that entered the block has ended without leaving it."""
+    task = None if request._hold is None else request._hold._lease.task
+    return task is not None and task.done()
+
+
+class Blocks:
+    """The open `async with pool:` blocks of one primitive, to find the one that is being left."""
+
+    def __init__(self) -> None:
+        self._entered: list[tuple[asyncio.Task[Any] | None, HoldRequest]] = []
+
+    def entered(self, request: HoldRequest) -> None:
+        """Records that the current task entered a block."""
+        self._entered.append((asyncio.current_task(), request))
+
+    def left(self, pool: object) -> HoldRequest:
+        """Returns the block that is being left: the current task's last one, or else one whose task has ended."""
+        current = asyncio.current_task()
+        own = [entry for entry in self._entered if entry[0] is current]
+        over = [entry for entry in self._entered if is_abandoned(entry[1])]
+        chosen = own or over or (self._entered if len(self._entered) == 1 else [])
+        if not chosen:
+            raise RuntimeError(f"{pool!r} is left by a task that did not enter it: use `async with pool.hold():`")
+        self._entered.remove(chosen[-1])
+        return chosen[-1][1]

@@ -1,7 +1,8 @@
-"""What a user may pass: the limits, and the checks that end in `ValueError`. Pure, and fit for a workflow sandbox."""
+"""The limits of parameters, and checks that raise `ValueError`. Pure, so that it can run in a workflow sandbox."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import reprlib
@@ -16,16 +17,17 @@ NAME_BYTES_MAX = 512
 TICKET_BYTES_MAX = 256
 OWNER_BYTES_MAX = 256
 METADATA_BYTES_MAX = 4096
+METADATA_JSON_BYTES_MAX = 8192  # as JSON, as the server stores it
 CAPACITY_MAX = 2**31 - 1
 LEASE_MS_MIN = 10
 DURATION_MS_MAX = 366 * 24 * 3600 * 1000
 
-_shown = reprlib.Repr()  # what an error repeats of what was given
+_shown = reprlib.Repr()  # shortens values in error messages
 _shown.maxstring = _shown.maxother = 80
 
 
 def checked_text(what: str, text: str, bytes_max: int) -> str:
-    """The text, or ValueError when it is empty or too long."""
+    """Returns the text; raises ValueError if it is empty or too long."""
     if not isinstance(text, str) or not text:
         raise ValueError(f"the {what} must be a string that is not empty, not {_shown.repr(text)}")
     if len(text) * 4 > bytes_max or not text.isascii():
@@ -36,7 +38,7 @@ def checked_text(what: str, text: str, bytes_max: int) -> str:
 
 
 def shortened(text: str, bytes_max: int) -> str:
-    """As much of the text as fits."""
+    """Returns as much of the text as fits into `bytes_max` bytes."""
     return text.encode()[:bytes_max].decode(errors="ignore")
 
 
@@ -48,22 +50,27 @@ def _size(what: str, text: str) -> int:
 
 
 def checked_prefix(prefix: str) -> str:
-    """The prefix, or ValueError when it would break a key's hash tag or the name of a channel."""
+    """Returns the prefix; raises ValueError if it would break a key's hash tag or the name of a channel."""
     checked_text("prefix", prefix, PREFIX_BYTES_MAX)
-    if re.search(r"[\s{}|\x00-\x1f\x7f]", prefix):
-        raise ValueError(f"the prefix must have no spaces, braces, bars or control characters, not {prefix!r}")
+    if re.search(r"^[:!]|[\s{}|\x00-\x1f\x7f]", prefix):
+        raise ValueError(
+            f"the prefix must have no spaces, braces, bars or control characters, nor begin with : or !, not {prefix!r}"
+        )
     return prefix
 
 
 def checked_count(what: str, count: int, low: int = 1) -> int:
-    """The count, or ValueError when it is no whole number from `low` to 2**31 - 1."""
+    """Returns the count; raises ValueError if it is not a whole number from `low` to 2**31 - 1."""
     if type(count) is not int or not low <= count <= CAPACITY_MAX:
         raise ValueError(f"{what} must be a whole number from {low} to {CAPACITY_MAX}, not {_shown.repr(count)}")
     return count
 
 
-def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
-    """The metadata, or ValueError when it is not a small mapping of strings to strings."""
+def checked_metadata(metadata: dict[str, str] | None, *, is_new: bool = True) -> dict[str, str]:
+    """Returns the metadata; raises ValueError if it is not a small mapping of strings to strings.
+
+    `is_new`: also checks the size as JSON, which permits of earlier releases may exceed.
+    """
     if metadata is None:
         return {}
     if not isinstance(metadata, dict) or not all(
@@ -72,23 +79,36 @@ def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
         raise ValueError(f"metadata maps strings to strings, not {_shown.repr(metadata)}")
     if sum(_size("metadata", text) for pair in metadata.items() for text in pair) > METADATA_BYTES_MAX:
         raise ValueError(f"metadata may have {METADATA_BYTES_MAX} bytes in all")
+    if is_new and metadata and len(_as_json(metadata).encode()) > METADATA_JSON_BYTES_MAX:
+        raise ValueError(f"metadata may have {METADATA_JSON_BYTES_MAX} bytes as JSON; control characters take six each")
     return dict(metadata)
 
 
+def _as_json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
 def checked_permit(permit: Permit, resource: str) -> Permit:
-    """The permit, or ValueError when it is none of that resource, or has what no permit of it can have."""
+    """Returns the permit; raises ValueError if it is not of that resource, or has invalid fields."""
     if not isinstance(permit, Permit) or permit.resource != resource:
-        raise ValueError(f"{_shown.repr(permit)} is no permit of resource {resource!r}")
+        hint = (
+            ""
+            if isinstance(permit, Permit)
+            else ". That of a hold is `hold.permit`, and `hold.release()` gives it back"
+        )
+        raise ValueError(f"{_shown.repr(permit)} is no permit of resource {resource!r}{hint}")
     checked_text("permit's ticket", permit.ticket, TICKET_BYTES_MAX)
     checked_count("the permit's weight", permit.weight)
-    if not LEASE_MS_MIN <= permit.lease_ms <= DURATION_MS_MAX:
+    if type(permit.fence) is not int or permit.fence < 0:
+        raise ValueError(f"the permit's fence must be a whole number, not {_shown.repr(permit.fence)}")
+    if type(permit.lease_ms) is not int or not LEASE_MS_MIN <= permit.lease_ms <= DURATION_MS_MAX:
         lease_ms = _shown.repr(permit.lease_ms)
         raise ValueError(f"lease_ms of a permit must be from {LEASE_MS_MIN} to {DURATION_MS_MAX}, not {lease_ms}")
     return permit
 
 
 def milliseconds(what: str, duration: Duration, low: int = 0) -> int:
-    """A duration in seconds or a timedelta as whole ms, rounded up; ValueError when below `low` or over a year."""
+    """Converts seconds or a timedelta to whole ms, rounded up; raises ValueError if below `low` or over a year."""
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise ValueError(f"{what} must be seconds or a timedelta, not {_shown.repr(duration)}")

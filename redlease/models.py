@@ -1,33 +1,32 @@
 """The plain data that crosses a process boundary: permits, waiters, snapshots.
 
-All are frozen pydantic dataclasses of JSON-native fields, so that `json`, pydantic and Temporal's data converters carry
-them as they are. Times are milliseconds of the Redis server's clock since the epoch.
+All are frozen dataclasses of JSON-native fields, so that `json`, pydantic and Temporal's data converters carry them
+unchanged, and programs without pydantic do not have to import it. The fields of a permit are checked when it is used,
+and by pydantic if that parses it. Times are milliseconds of the Redis server's clock since the epoch.
 """
 
 from __future__ import annotations
 
-from dataclasses import field
-
-from pydantic.dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
     """The right to use `weight` units of a resource until its lease ends.
 
-    It is data, not a live handle: nobody renews it unless somebody does so by hand or adopts it.
+    It is data, not a live handle: redlease does not renew it. Renew it with `renew`, or `adopt` it.
 
     Attributes:
-        resource: The name that was contended for.
-        ticket: The id of the request, and now of the permit.
+        resource: The name of the resource.
+        ticket: The id of the request and of its permit.
         fence: The fencing token, greater than that of every earlier grant on the resource.
         weight: Units held.
-        capacity: Units the resource had when this was granted.
+        capacity: The capacity of the resource, as of this copy.
         lease_ms: How long the permit stays valid without renewal.
         granted_at_ms: When it was granted.
         expires_at_ms: When its lease ends, as of this copy.
-        owner: Who is shown as its holder.
-        metadata: What the request said about itself.
+        owner: The name shown as its holder.
+        metadata: The metadata of the request.
     """
 
     resource: str
@@ -48,9 +47,9 @@ class Waiter:
 
     Attributes:
         ticket: Its id.
-        weight: Units it asks for.
-        owner: Who is shown as asking.
-        metadata: What the request said about itself.
+        weight: Units requested.
+        owner: The name shown as waiting.
+        metadata: The metadata of the request.
         queued_at_ms: When it was queued.
     """
 
@@ -68,10 +67,10 @@ class Snapshot:
     Attributes:
         resource: Its name.
         capacity: Units that may be held at once.
-        holders: The permits held, by the order of their grant.
+        holders: The permits held, in the order of their grants.
         waiters: The live waiters, in the order in which they will be granted.
-        fence: The last fence granted, 0 when none is remembered.
-        server_time_ms: That moment.
+        fence: The last fence granted, 0 if none is known.
+        server_time_ms: When the snapshot was taken.
     """
 
     resource: str

@@ -14,14 +14,15 @@ import fakeredis
 import pytest
 import redis.asyncio
 
-from redlease import Redlease, Semaphore
+from redlease import Redlease
 
 from clusters import Cluster
 from proxy import Proxy
 from servers import CLOCK_ENGINES, ENGINES, REAL_ENGINES, Server, available_engines, describe_engines, find_faketime
+from tiers import QUICK, QUICK_ENGINES, QUICK_S, TIERS, tier_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator
 
 IN_CI = os.environ.get("CI") == "true"
 
@@ -50,12 +51,6 @@ class MakeProxy(Protocol):
     async def __call__(self, server: Server, *, seed: int = 0) -> Proxy: ...
 
 
-class MakeOne(Protocol):
-    """Makes a primitive of capacity 1: the lock and the semaphore must not differ."""
-
-    def __call__(self, client: Redlease, name: str = "r", **options: Any) -> Semaphore: ...
-
-
 # A cluster of three masters stands beside the engines in the conformance suite.
 CLUSTERS = ("cluster7",) if "redis7" in available_engines() else ()
 
@@ -63,19 +58,26 @@ CLUSTERS = ("cluster7",) if "redis7" in available_engines() else ()
 class Servers:
     """The servers that all tests share, each started when it is first asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, engines: Collection[str]) -> None:
+        self._engines = engines
         self._running: dict[str, Server] = {}
         self._cluster: Cluster | None = None
 
     def __getitem__(self, engine: str) -> Server:
         if engine not in self._running:
-            self._running[engine] = Server(engine).start()
+            self._running[engine] = self.own(engine).start()
         return self._running[engine]
+
+    def own(self, engine: str, *arguments: str, faketime: bool = False) -> Server:
+        """Return one that is not shared, and not started yet."""
+        assert engine in self._engines, f"mark the test slow: {engine} is none of what `make test` has"
+        return Server(engine, *arguments, faketime=faketime)
 
     @property
     def cluster(self) -> Cluster:
         """Three masters of Redis 7, which no test may disturb."""
         if self._cluster is None:
+            assert "redis7" in self._engines, "mark the test slow: `make test` has no cluster"
             self._cluster = Cluster("redis7").start()
         return self._cluster
 
@@ -91,17 +93,48 @@ class Servers:
             self._cluster.stop()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what `make test` and `make test-rest` choose their tests with."""
+    parser.addoption("--tier", choices=TIERS, help="run the tests of one tier only, as tests/README.md has it")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse to run in CI with an engine or libfaketime missing: elsewhere the report's head names what is left out."""
-    if IN_CI and (len(available_engines()) < len(ENGINES) or find_faketime() is None):
+    if (
+        config.getoption("tier") != QUICK
+        and IN_CI
+        and (len(available_engines()) < len(ENGINES) or find_faketime() is None)
+    ):
         raise pytest.UsageError("\n".join(["CI needs every engine and libfaketime.", *describe_engines()]))
     # A process that a test starts must not find the source tree in its working directory either.
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of the other tier, where one is chosen."""
+    if tier := config.getoption("tier"):
+        others = [item for item in items if tier_of(item) != tier]
+        items[:] = [item for item in items if tier_of(item) == tier]
+        config.hook.pytest_deselected(items=others)
+
+
+def pytest_collection_finish() -> None:
+    """Let the collections after each test look at what came since: modules and tests are too many to look at again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_report_header() -> list[str]:
     """Name the engines."""
     return describe_engines()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name the tests that are in the quick tier and should not be, unless the machine was busier than it is used to."""
+    if config.getoption("tier") == QUICK:
+        for report in terminalreporter.stats.get("passed", []):
+            if report.duration > 2 * QUICK_S:
+                terminalreporter.write_line(f"{report.nodeid} took {report.duration:.1f} s: mark it slow?", yellow=True)
 
 
 @pytest.hookimpl(trylast=True)
@@ -114,9 +147,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
+def servers(pytestconfig: pytest.Config) -> Iterator[Servers]:
     """The shared servers by engine."""
-    shared = Servers()
+    shared = Servers(QUICK_ENGINES if pytestconfig.getoption("tier") == QUICK else ENGINES)
     yield shared
     shared.stop()
 
@@ -140,11 +173,11 @@ def clock_engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def own_server() -> Iterator[OwnServer]:
+def own_server(servers: Servers) -> Iterator[OwnServer]:
     """A factory of private servers."""
     with contextlib.ExitStack() as stack:
         yield lambda engine, *arguments, faketime=False: stack.enter_context(
-            Server(engine, *arguments, faketime=faketime)
+            servers.own(engine, *arguments, faketime=faketime)
         )
 
 
@@ -252,18 +285,6 @@ async def make_client(
 async def client(engine: str, make_client: MakeClient) -> Redlease:
     """A client of the engine."""
     return await make_client()
-
-
-@pytest.fixture(params=["lock", "semaphore"])
-def make_one(request: pytest.FixtureRequest) -> MakeOne:
-    """A factory of primitives of capacity 1, of either kind in turn."""
-
-    def make(client: Redlease, name: str = "r", **options: Any) -> Semaphore:
-        if request.param == "lock":
-            return client.lock(name, **options)
-        return client.semaphore(name, capacity=1, **options)
-
-    return make
 
 
 @pytest.fixture(autouse=True)

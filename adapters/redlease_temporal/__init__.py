@@ -1,4 +1,4 @@
-"""Locks and semaphores for Temporal workflows: the words of `redlease`, safe in the workflow sandbox.
+"""Locks and semaphores for Temporal workflows: the API of `redlease`, safe in the workflow sandbox.
 
 Workflow code imports from here; the worker and the client take their plugin from `redlease_temporal.worker`.
 """
@@ -11,16 +11,16 @@ from redlease import limits
 from redlease.limits import Duration
 from redlease.models import Permit, Snapshot, Waiter
 
-from .backend import Backend
-from .calls import Terms
-from .coordinator_backend import CoordinatorBackend
+from .admission.rule import WorkflowConcurrencyLimitExceeded, concurrency
+from .backends.coordinator.backend import CoordinatorBackend
+from .backends.redis.backend import RedisBackend
+from .backends.slots.backend import SlotBackend
 from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable, Withdrawn, misuse, misused
-from .hold import Hold
-from .limited import WorkflowConcurrencyLimitExceeded, concurrency
-from .primitives import Lock, Semaphore
-from .redis_backend import RedisBackend
-from .sequences import SequenceFailed, sequence
-from .slot_backend import SlotBackend
+from .payloads.locks import Terms
+from .sequence.api import SequenceFailed, sequence
+from .workflow_side.backend import Backend
+from .workflow_side.hold import Hold
+from .workflow_side.primitives import Lock, Semaphore
 
 __all__ = [
     "AcquireTimeout",
@@ -74,11 +74,11 @@ def lock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, b
         name: Of the resource, at most 512 bytes. Services that use `redlease` with the same Redis share it.
         lease: How long a permit stays valid without renewal, in seconds or as a timedelta.
         max_waiters: `QueueFull` is raised at once when so many wait.
-        backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Two of them exclude nothing between
-            them.
+        backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Locks of different backends do not
+            exclude each other.
 
     Raises:
-        ApplicationError: Of type ValueError: a parameter is wrong.
+        ValueError: A parameter is wrong. It is an `ApplicationError` too, and fails the run.
     """
     terms = _terms(name, 1, lease, max_waiters)
     return Lock(terms, _backend(backend, terms))
@@ -99,11 +99,11 @@ def semaphore(
         capacity: Units that may be held at once. A value that differs from the one last declared replaces it.
         lease: How long a permit stays valid without renewal, in seconds or as a timedelta.
         max_waiters: `QueueFull` is raised at once when so many wait.
-        backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Two of them exclude nothing between
-            them.
+        backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Semaphores of different backends do
+            not exclude each other.
 
     Raises:
-        ApplicationError: Of type ValueError: a parameter is wrong.
+        ValueError: A parameter is wrong. It is an `ApplicationError` too, and fails the run.
     """
     terms = _terms(name, capacity, lease, max_waiters)
     return Semaphore(terms, _backend(backend, terms))

@@ -1,7 +1,7 @@
-"""The core's errors as Temporal knows them.
+"""The core's errors as Temporal failures.
 
 Each derives from the core's error of its name and from `ApplicationError`: `except LeaseLost` works in workflow code as
-it does elsewhere, and one that nobody catches fails the workflow run instead of its workflow task.
+it does elsewhere, and an uncaught one fails the workflow run instead of its workflow task.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 import redlease
 
+from .payloads.locks import Guard
+
 
 class LockError(ApplicationError, redlease.RedleaseError):
-    """Raised when a call cannot be carried out; the base of the errors of this package, never retried by Temporal.
+    """Raised when a call cannot be carried out; the base of this package's errors. Temporal never retries them.
 
     Attributes:
-        resource: The name of the resource, or None where no single one is meant.
+        resource: The name of the resource, or None if it is not about a single one.
         ticket: The ticket of the request, or None.
     """
 
@@ -40,7 +42,7 @@ class QueueFull(LockError, redlease.QueueFull):
 
 
 class Withdrawn(LockError, redlease.Withdrawn):
-    """Raised when somebody took this waiting request out of the queue by its ticket."""
+    """Raised when somebody took this waiting request out of the queue by its ticket, or ended its activity by hand."""
 
 
 class Unavailable(LockError, redlease.Unavailable):
@@ -52,13 +54,23 @@ NAMED: dict[str, type[LockError]] = {
 }
 
 
-def misused(message: str) -> ApplicationError:
-    """The error for a wrong parameter: it fails the workflow run, not its workflow task."""
-    return ApplicationError(message, type="ValueError", non_retryable=True)
+class MisuseError(ApplicationError, ValueError):
+    """Raised for a wrong parameter: a ValueError that fails the workflow run, not its workflow task."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, type=ValueError.__name__, non_retryable=True)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.message,), self.__dict__
+
+
+def misused(message: str) -> MisuseError:
+    """The error for a wrong parameter."""
+    return MisuseError(message)
 
 
 def misuse(call: Any, *args: Any, **named: Any) -> Any:
-    """What a check returns; its ValueError as one that fails the workflow run, not its workflow task."""
+    """Returns the result of a check; raises its ValueError so that the workflow run fails, not its workflow task."""
     try:
         return call(*args, **named)
     except ValueError as error:
@@ -66,18 +78,20 @@ def misuse(call: Any, *args: Any, **named: Any) -> Any:
 
 
 def failure(error: Exception, *, retryable: bool = False) -> ApplicationError:
-    """The failure of an activity that tells the workflow of one of the core's errors, or of a ValueError."""
+    """One of the core's errors, or a ValueError, as the failure of an activity."""
     if isinstance(error, redlease.RedleaseError):
         name = type(error).__name__
         details = (error.resource, error.ticket)
         return ApplicationError(
             str(error), *details, type=name if name in NAMED else LockError.__name__, non_retryable=not retryable
         )
-    return ApplicationError(str(error), type=type(error).__name__, non_retryable=not retryable)
+    # Misuse is known by the type of its failure, not by the name of its class.
+    kind = error.type if isinstance(error, MisuseError) else type(error).__name__
+    return ApplicationError(str(error), type=kind, non_retryable=not retryable)
 
 
 def refusal(error: ActivityError) -> Exception | None:
-    """What the failure of one of the library's activities says of the request; None when that has no answer yet."""
+    """The error in the failure of one of the library's activities; None if the request may still succeed."""
     cause = error.cause
     if not isinstance(cause, ApplicationError):
         return None
@@ -87,3 +101,12 @@ def refusal(error: ActivityError) -> Exception | None:
         resource, ticket = (*cause.details, None, None)[:2]
         return NAMED[cause.type](cause.message, resource=resource, ticket=ticket)
     return None
+
+
+def lease_lost(guard: Guard, why: str) -> LeaseLost:
+    """The error for a permit that is no longer held."""
+    message = (
+        f"resource {guard.resource!r}: permit {guard.ticket!r} (fence {guard.fence}) is no longer held: {why}. "
+        "Stop the work that needs it, or acquire again"
+    )
+    return LeaseLost(message, resource=guard.resource, ticket=guard.ticket)

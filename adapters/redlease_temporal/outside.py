@@ -1,7 +1,7 @@
-"""Slots for services that are no workflows: the same resource, held from plain asyncio code through a Temporal client.
+"""Slots for services: the same resource that workflows use, held from asyncio code through a Temporal client.
 
-Nobody looks at such a holder: its permit is renewed by signals, and freed by its lease when its process has died. It
-has no place in a line; it waits until one of the slots ends, and then tries again beside the head of that line.
+Such a holder has no run to look at: signals renew its permit, and its lease frees the permit if its process dies. It
+does not queue in a line; it waits until one of the slots ends, and then competes with the head of that line.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from redlease import AcquireTimeout, LeaseLost, Unavailable, clock, limits
 from redlease.limits import Duration
 from redlease.models import Permit, Snapshot
 
-from . import slot_calls as calls
-from .calls import Checking, Inspecting, Terms
-from .coordinator_calls import Release, Renewal, Requester
-from .endings import end_of
-from .slot import Slot
-from .slot_activities import SLOTS, SlotActivities
-from .telling import UNSURE, gone
+from .backends.slots.activities import SLOTS, SlotActivities
+from .backends.slots.completion import end_of
+from .backends.slots.workflow import Slot
+from .common.keeper_calls import UNSURE, gone
+from .payloads import slots
+from .payloads.coordinator import Release, Renewal, Requester
+from .payloads.locks import Checking, Inspecting, Terms
 from .worker import RedleasePlugin
 
 logger = logging.getLogger("redlease.temporal")
 
 RENEWALS_A_LEASE = 3
-RETRY_S = 0.5  # the pause after a renewal that failed
+RETRY_S = 0.5  # the pause after a failed renewal
 WATCHED_MAX = 8  # slots whose end one waiter awaits
-LOOK_AGAIN_S = 3.0  # after which it tries all of them again, where there are more
-# With these the server was not reached: it may have done what it was asked.
+LOOK_AGAIN_S = 3.0  # how often a waiter tries all slots again if there are more
+# After an error with one of these, the server may or may not have done what it was asked.
 AWAY = (UNSURE | {RPCStatusCode.RESOURCE_EXHAUSTED}) - {RPCStatusCode.DATA_LOSS}
 
 
@@ -53,7 +53,7 @@ def semaphore(
         capacity: Units that may be held at once.
         lease: How long a permit stays valid without renewal, in seconds or as a timedelta; each renewal costs about ten
             events in its slot.
-        backend: "slots": no other one has holders that are neither workflows nor clients of Redis.
+        backend: "slots": no other backend has holders that are neither workflows nor clients of Redis.
 
     Raises:
         ValueError: A parameter is wrong, or the client has no plugin.
@@ -75,8 +75,8 @@ def semaphore(
         limits.checked_count("capacity", capacity),
         limits.milliseconds("lease", lease, limits.LEASE_MS_MIN),
     )
-    if capacity > calls.CAPACITY_MAX:
-        raise ValueError(f"capacity is at most {calls.CAPACITY_MAX} on slots, of which each is a workflow")
+    if capacity > slots.CAPACITY_MAX:
+        raise ValueError(f"capacity is at most {slots.CAPACITY_MAX} on slots, of which each is a workflow")
     return SlotSemaphore(client, plugins[0].internal_queue(client), terms)
 
 
@@ -104,15 +104,17 @@ class SlotSemaphore:
     async def hold(
         self, *, timeout: Duration | None = None, owner: str | None = None, metadata: dict[str, str] | None = None
     ) -> AsyncIterator[SlotHold]:
-        """Acquires a permit, renews it in the background while the block runs, and releases it at its end.
+        """Acquires a permit, renews it in the background while the block runs, and releases it at the end.
 
         Args:
-            timeout: Seconds or a timedelta to wait for the grant, outages included; None waits for ever, 0 not at all.
+            timeout: Seconds or a timedelta to wait for the grant, outages included; None waits without limit, 0 not at
+                all.
             owner: Who is shown as holder.
             metadata: Shown by `inspect()`.
 
         Raises:
-            AcquireTimeout: No grant within `timeout`.
+            AcquireTimeout: Others held it for all of `timeout`.
+            Unavailable: When `timeout` was over, the Temporal server or the slots' worker had not answered.
             LeaseLost: The permit was lost while the block ran; the task in it was cancelled.
         """
         permit, sent_ms = await self._acquire(timeout, None, owner, metadata)
@@ -128,33 +130,34 @@ class SlotSemaphore:
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
     ) -> Permit:
-        """Acquires a permit as data: nobody renews it, and it is the caller's to release.
+        """Acquires a permit as data: nobody renews it, and the caller must release it.
 
         Raises:
-            AcquireTimeout: No grant within `timeout`.
+            AcquireTimeout: Others held it for all of `timeout`.
+            Unavailable: When `timeout` was over, the Temporal server or the slots' worker had not answered.
         """
         return (await self._acquire(timeout, ticket, owner, metadata))[0]
 
     async def renew(self, permit: Permit, *, lease: Duration | None = None) -> Permit:
-        """Gives a permit a full lease again.
+        """Renews a permit for a full lease.
 
         Raises:
-            LeaseLost: It is no longer held under its fence.
+            LeaseLost: It is no longer held with its fence.
             Unavailable: The Temporal server, or the slot's worker, did not answer in time.
         """
         limits.checked_permit(permit, self.name)
         lease_ms = permit.lease_ms if lease is None else limits.milliseconds("lease", lease, limits.LEASE_MS_MIN)
         renewal = Renewal(permit.ticket, permit.fence, lease_ms)
-        return await self._slots.renew(calls.SlotCall(self._terms, calls.slot_of(permit), renewal=renewal))
+        return await self._slots.renew(slots.SlotCall(self._terms, slots.slot_of(permit), renewal=renewal))
 
     async def release(self, permit: Permit) -> bool:
-        """Gives a permit back; whether it was held until now. May be repeated."""
+        """Releases a permit; returns whether it was still held. May be repeated."""
         limits.checked_permit(permit, self.name)
         release = Release(permit.ticket, permit.fence, call=secrets.token_hex(8))
-        return await self._slots.release(calls.SlotCall(self._terms, calls.slot_of(permit), release=release, wait=True))
+        return await self._slots.release(slots.SlotCall(self._terms, slots.slot_of(permit), release=release, wait=True))
 
     async def check(self, permit: Permit) -> bool:
-        """Whether the permit is held now, under its fence."""
+        """Whether the permit is held now, with its fence."""
         limits.checked_permit(permit, self.name)
         return await self._slots.check(Checking(self._terms, permit.ticket, permit.fence))
 
@@ -162,33 +165,41 @@ class SlotSemaphore:
         """The resource, with at most `limit` holders and as many waiters."""
         return await self._slots.inspect(Inspecting(self._terms, limits.checked_count("limit", limit)))
 
-    # How it is done
+    # Implementation
 
     async def _acquire(
         self, timeout: Duration | None, ticket: str | None, owner: str | None, metadata: dict[str, str] | None
     ) -> tuple[Permit, float]:
-        """The permit, and the local time at which it was asked for."""
+        """The permit, and the local time at which it was requested."""
         seconds = None if timeout is None else limits.milliseconds("timeout", timeout) / 1000
         if ticket is None:
             ticket = secrets.token_hex(16)
         limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
         owner = "" if owner is None else limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX)
-        kept = calls.Kept(self._terms, 0, ticket, 0, owner, limits.checked_metadata(metadata))
+        kept = slots.SlotMemo(self._terms, 0, ticket, 0, owner, limits.checked_metadata(metadata))
+        # The error of the last slot that did not answer, empty once one did; at first, that none has answered yet.
+        away: list[Unavailable] = [SLOTS.unavailable(self.name, TimeoutError("not in time"))]
         try:
             async with asyncio.timeout(seconds or None):
                 while True:
-                    got = await self._try_all(kept)
-                    if isinstance(got, tuple):
+                    got = await self._try_all(kept, away)
+                    if isinstance(got, tuple) and clock.now_ms() < got[1] + got[0].lease_ms:
                         return got
+                    if isinstance(got, tuple):
+                        continue  # it expired while the event loop was blocked
                     if seconds == 0:
                         raise TimeoutError
                     await self._until_one_ends(got)
         except TimeoutError:
+            if away:
+                raise away[0] from None
             message = f"resource {self.name!r}: no permit within {seconds:g} s: others hold it; `inspect()` shows them"
             raise AcquireTimeout(message, resource=self.name, ticket=ticket) from None
 
-    async def _try_all(self, kept: calls.Kept) -> tuple[Permit, float] | list[tuple[int, str]]:
-        """The permit of a free slot and when it was asked for; or the slots, each with the run that has it."""
+    async def _try_all(
+        self, kept: slots.SlotMemo, away: list[Unavailable]
+    ) -> tuple[Permit, float] | list[tuple[int, str]]:
+        """The permit of a free slot and when it was requested; or the slots, each with the run that holds it."""
         busy: list[tuple[int, str]] = []
         for slot in random.sample(range(self._terms.capacity), self._terms.capacity):
             sent_ms = clock.now_ms()
@@ -196,38 +207,40 @@ class SlotSemaphore:
                 got = await self._take(kept, slot)
             except Unavailable as error:
                 logger.warning("%s", error)
+                away[:] = [error]
                 await asyncio.sleep(RETRY_S)
                 continue
+            away.clear()
             if isinstance(got, Permit):
                 return got, sent_ms
             busy.append((slot, got))
         return busy
 
-    async def _take(self, kept: calls.Kept, slot: int) -> Permit | str:
-        """The permit of a slot, or the run that has it."""
-        kept = calls.Kept(kept.terms, slot, kept.ticket, kept.floor, kept.owner, kept.metadata)
-        taken = calls.Taken(kept, Requester("", "", "", kept.ticket), keep=False)
+    async def _take(self, kept: slots.SlotMemo, slot: int) -> Permit | str:
+        """The permit of a slot, or the run that holds it."""
+        kept = slots.SlotMemo(kept.terms, slot, kept.ticket, kept.floor, kept.owner, kept.metadata)
+        taken = slots.SlotInput(kept, Requester("", "", "", kept.ticket), keep=False)
         starting = asyncio.ensure_future(self._start(taken))
         try:
             run_id, is_mine = await asyncio.shield(starting)
             if not is_mine:
                 return run_id
-            return await self._slots.claim(calls.Started(self.name, slot, run_id, kept))
+            return await self._slots.claim(slots.Started(self.name, slot, run_id, kept))
         except BaseException:
             self.spawn(self._undo(starting, taken))
             raise
 
-    async def _start(self, taken: calls.Taken) -> tuple[str, bool]:
-        """The run of a slot, and whether it was started here."""
+    async def _start(self, taken: slots.SlotInput) -> tuple[str, bool]:
+        """The run of a slot, and whether this call started it."""
         try:
             handle = await self._client.start_workflow(
                 Slot.run,
                 taken,
-                id=calls.slot_id(self.name, taken.kept.slot),
+                id=slots.slot_id(self.name, taken.kept.slot),
                 task_queue=self._task_queue,
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                 run_timeout=taken.run_timeout(),
-                memo={calls.MEMO: taken.kept},
+                memo={slots.MEMO: taken.kept},
                 static_summary=f"held by {taken.kept.owner or 'a service'}",
             )
         except WorkflowAlreadyStartedError as error:
@@ -238,16 +251,16 @@ class SlotSemaphore:
             raise SLOTS.unavailable(self.name, error) from error
         return handle.first_execution_run_id or "", True
 
-    async def _undo(self, starting: asyncio.Task[tuple[str, bool]], taken: calls.Taken) -> None:
-        """Gives back what was on its way when the caller gave up; what that cannot reach lapses with its lease."""
+    async def _undo(self, starting: asyncio.Task[tuple[str, bool]], taken: slots.SlotInput) -> None:
+        """Releases a slot that was being started when the caller gave up; if that fails, its lease expires."""
         with contextlib.suppress(Exception):
             _, is_mine = await starting
             if is_mine:
                 release = Release(taken.kept.ticket, None, taken.requester.request)
-                await self._slots.release(calls.SlotCall(self._terms, taken.kept.slot, release=release))
+                await self._slots.release(slots.SlotCall(self._terms, taken.kept.slot, release=release))
 
     async def _until_one_ends(self, busy: list[tuple[int, str]]) -> None:
-        """Returns when one of these runs of slots has ended: the server holds the call until then."""
+        """Waits until one of these slots' runs has ended, by a long poll of the server."""
         if not busy:
             return  # the server was away
         watched = random.sample(busy, min(WATCHED_MAX, len(busy)))
@@ -265,7 +278,7 @@ class SlotSemaphore:
             await end_of(self._client, self.name, slot, run_id, follow=True)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs something to its end, whoever waits for it."""
+        """Runs a coroutine to its end, even if its caller is cancelled."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -273,12 +286,12 @@ class SlotSemaphore:
 
 
 class SlotHold:
-    """A permit that is held here: renewed in the background, and known to be lost when it is."""
+    """A permit held here: renewed in the background; `lost` shows when it is lost."""
 
     def __init__(self, pool: SlotSemaphore, permit: Permit, deadline_ms: float) -> None:
         self.permit = permit
-        self.lost = False
         self._pool = pool
+        self._lost = self._ended = False  # as far as the event loop has noticed; `lost` goes by the clock
         self._deadline_ms = deadline_ms
 
     @property
@@ -286,18 +299,23 @@ class SlotHold:
         """The fencing token."""
         return self.permit.fence
 
+    @property
+    def lost(self) -> bool:
+        """Whether it was held and no longer is; by the clock, true from the end of its lease."""
+        return self._lost or (not self._ended and clock.now_ms() >= self._deadline_ms)
+
     def remaining(self) -> float:
-        """Seconds until the lease ends unless it is renewed; 0.0 when it is lost."""
-        return 0.0 if self.lost else max(0.0, (self._deadline_ms - clock.now_ms()) / 1000)
+        """Seconds until the lease ends unless it is renewed; 0.0 when it is lost or released."""
+        return 0.0 if self._lost or self._ended else max(0.0, (self._deadline_ms - clock.now_ms()) / 1000)
 
     def check(self) -> None:
-        """Raises `LeaseLost` if the permit is no longer held. Does no I/O and does not await."""
+        """Raises `LeaseLost` if the permit is no longer held. No I/O, no await, and in any thread."""
         if self.remaining() == 0.0:
             raise self._loss()
 
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
-        """Renews it while the block runs, cancels the task in it when it is lost, and releases it at the end."""
+        """Renews the permit while the block runs, cancels the block's task on a loss, and releases it at the end."""
         body = asyncio.current_task()
         assert body is not None
         before = body.cancelling()
@@ -305,19 +323,22 @@ class SlotHold:
         try:
             yield
         except asyncio.CancelledError as error:
-            if not self.lost or body.uncancel() > before:
+            if not self._lost or body.uncancel() > before:
                 raise
             raise self._loss() from error
         except Exception as error:
-            if self.lost:
+            if self._lost:
                 body.uncancel()
+            if self.lost and not isinstance(error, LeaseLost):
                 error.add_note(f"redlease: {self._loss()}")
             raise
         else:
-            if self.lost:
+            if self._lost:
                 body.uncancel()
+            if self.lost:
                 raise self._loss()
         finally:
+            self._lost, self._ended = self.lost, True
             renewing.cancel()
             await asyncio.shield(self._pool.spawn(self._end(renewing)))
 
@@ -325,21 +346,24 @@ class SlotHold:
         return gone(self.permit.resource, self.permit.ticket, self.permit.fence)
 
     async def _end(self, renewing: asyncio.Task[None]) -> None:
-        """Gives it back; a cancelled task need not wait for that."""
+        """Releases the permit; a cancelled task need not wait for that."""
         await asyncio.gather(renewing, return_exceptions=True)
-        if not self.lost:
-            with contextlib.suppress(Unavailable):  # it lapses with its lease
+        if not self._lost:
+            with contextlib.suppress(Unavailable):  # it expires with its lease
                 await self._pool.release(self.permit)
 
     async def _renew(self, body: asyncio.Task[Any]) -> None:
-        """Renews it; when that fails it is tried again until the lease ends."""
+        """Renews the permit; retries failed renewals until the lease ends."""
         pause_s = self.permit.lease_ms / 1000 / RENEWALS_A_LEASE
         while self.remaining() > 0:
             await asyncio.sleep(min(pause_s, self.remaining()))
             try:
                 async with asyncio.timeout(self.remaining()):
                     sent_ms = clock.now_ms()
-                    self.permit = await self._pool.renew(self.permit)
+                    permit = await self._pool.renew(self.permit)
+                    if self.remaining() == 0.0:
+                        break  # `lost` was true already, and must stay so
+                    self.permit = permit
                     self._deadline_ms = sent_ms + self.permit.lease_ms
                     pause_s = self.permit.lease_ms / 1000 / RENEWALS_A_LEASE
             except LeaseLost:
@@ -347,5 +371,5 @@ class SlotHold:
             except Exception as error:  # noqa: BLE001  whatever it is, the lease runs on and ends
                 logger.warning("resource %r: not renewed yet: %r", self.permit.resource, error)
                 pause_s = min(pause_s, RETRY_S)
-        self.lost = True
+        self._lost = True
         body.cancel("redlease: the lease is lost")

@@ -1,4 +1,4 @@
-"""A resource's sequence as services use it: started, appended to, and looked at through a Temporal client."""
+"""A resource's sequence for services: start it, append to it and query it through a Temporal client."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from temporalio.client import (
     WithStartWorkflowOperation,
     WorkflowFailureError,
     WorkflowHandle,
+    WorkflowQueryRejectedError,
     WorkflowUpdateFailedError,
 )
 from temporalio.common import RawValue, RetryPolicy, WorkflowIDConflictPolicy
@@ -20,8 +21,9 @@ from temporalio.service import RPCError, RPCStatusCode
 from redlease import limits
 from redlease.limits import Duration
 
-from .sequence_workflow import CONTINUED, START, SequenceWorkflow
-from .sequences import (
+from .common.descriptions import refused_in
+from .common.keeper_calls import Keepers
+from .sequence.api import (
     APPEND,
     SEQUENCE,
     UPDATE_ID_BYTES_MAX,
@@ -40,21 +42,24 @@ from .sequences import (
     value_of,
     workflow_id_of,
 )
+from .sequence.workflow import CONTINUED, START, SequenceWorkflow
 from .worker import RedleasePlugin
+
+SEQUENCES = Keepers("its sequence")
 
 
 class Sequence:
     """Items of a resource, handled one at a time by the workflow `sequence:{resource}`.
 
     Args:
-        client: One with a `RedleasePlugin`, some worker of which runs.
+        client: A client with a `RedleasePlugin`; one of its workers must run.
         resource: The name.
-        activity: The function, or the name, of what handles an item. Its `activity.info().activity_id` names the item.
+        activity: The activity that handles an item, or its name. Its `activity.info().activity_id` names the item.
         task_queue: Where that activity is served.
         start_to_close_timeout: Of one attempt.
         heartbeat_timeout: Of one attempt.
-        retry_policy: By default an item is retried until it succeeds; nothing else of the resource begins meanwhile.
-        result_type: What results are decoded as, where the activity is given by name.
+        retry_policy: By default an item is retried until it succeeds; no other item of the resource starts meanwhile.
+        result_type: The type of the results, if the activity is given by name.
 
     Raises:
         ValueError: A parameter is wrong, or the client has no plugin.
@@ -92,7 +97,7 @@ class Sequence:
         self._queue = plugin.internal_queue(client)
 
     async def start(self, items: Iterable[Any]) -> WorkflowHandle[Any, Any]:
-        """Starts the sequence with these items; `results` waits for theirs.
+        """Starts the sequence with these items; `results` waits for their results.
 
         Raises:
             WorkflowAlreadyStartedError: It runs: append to it.
@@ -111,10 +116,10 @@ class Sequence:
         )
 
     async def results(self) -> list[Any]:
-        """The results of the items that the sequence was started with, in their order, when all that it has is done.
+        """Waits until the sequence is idle; returns the results of the items it was started with, in their order.
 
         Raises:
-            SequenceFailed: An item of those failed for good.
+            SequenceFailed: One of those items failed for good.
             WorkflowFailureError: The sequence was ended from outside.
         """
         handle: WorkflowHandle[Any, Outcome] = self._client.get_workflow_handle(
@@ -132,13 +137,13 @@ class Sequence:
         return results_of(self._resource, count, outcome, self._decoded)
 
     async def append(self, item: Any, *, id: str | None = None) -> Any:  # noqa: A002
-        """Appends an item, to the sequence that runs or to one that this starts, and returns the item's result.
+        """Appends an item to the running sequence, or to one that this call starts; returns the item's result.
 
-        At most ten such calls on one sequence wait at the server at once; further ones wait to be let in.
+        The server accepts at most ten such calls at once per sequence; further ones wait until it accepts them.
 
         Args:
             item: What the activity is called with.
-            id: A call that is repeated under its id is the same item, which is handled once.
+            id: A call that is repeated with its id is the same item, which is handled once.
 
         Raises:
             SequenceFailed: The item failed for good, or more than 1 MB waits.
@@ -172,16 +177,23 @@ class Sequence:
             return self._decoded(value_of(result.payload))
 
     async def progress(self) -> Progress:
-        """How far the sequence is that runs, or ran last; where the server knows of none, nothing is done or queued."""
+        """How far the sequence is that runs, or ran last; all zero if the server knows of none.
+
+        Raises:
+            Unavailable: It is paused.
+        """
         handle = self._client.get_workflow_handle(workflow_id_of(self._resource))
         try:
             return await handle.query(SequenceWorkflow.progress)
+        except (WorkflowQueryRejectedError, ValueError) as error:
+            refused_in(error)
+            raise SEQUENCES.paused(self._resource, handle) from error
         except RPCError as error:
             if error.status != RPCStatusCode.NOT_FOUND:
                 raise
             return Progress(self._resource, 0, 0, None)
 
-    # Items stand inside the library's own arguments, as payloads before any codec, which sees those arguments whole.
+    # Items are payloads inside the library's own arguments. The codec is applied to those arguments as a whole.
 
     def _encoded(self, items: Iterable[Any]) -> list[Any]:
         return list(self._client.data_converter.payload_converter.to_payloads(list(items)))

@@ -1,9 +1,9 @@
-"""Workflows that use locks, tested without Redis: the plugin with an engine in memory.
+"""For tests of workflows that use locks, without Redis: the plugin with an engine in memory.
 
     pip install 'redlease[temporal,testing]'
 
 It serves one process, under any `WorkflowEnvironment`. With `time_skipping` a workflow waits for its permit by a signal
-instead of an activity, as a pending activity keeps the server from skipping time; leases run by the wall clock then.
+instead of an activity, as a pending activity keeps the server from skipping time; leases then follow the real clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker or client takes: the plugin, and the decorator for its activities."""
+"""What workers and clients use: the plugin, and the decorator for activities."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from datetime import timedelta
 from typing import Any
 
 import temporalio.client
@@ -19,7 +18,6 @@ from temporalio.service import ConnectConfig, ServiceClient
 from temporalio.worker import (
     Replayer,
     ReplayerConfig,
-    UnsandboxedWorkflowRunner,
     Worker,
     WorkerConfig,
     WorkflowReplayResult,
@@ -29,55 +27,43 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from redlease import Redlease
 from redlease.limits import Duration
 
-from .activities import Activities
-from .admission_client import AdmissionInterceptor
-from .coordinator import Coordinator
-from .coordinator_activities import CoordinatorActivities, Looking
-from .exclusive import current_hold, exclusive
-from .interceptors import RelayInterceptor
-from .place_workflow import PlaceWorkflow
-from .relay import Relay
-from .sequence_workflow import SequenceWorkflow
-from .settings import checked
-from .slot import Slot
-from .slot_activities import SlotActivities
-from .usher import Usher
+from .admission.start_interceptor import AdmissionInterceptor
+from .common.settings import checked
+from .exclusive.decorator import current_hold, exclusive
+from .plugin.runtime import LIBRARY_WORKFLOWS, Runtime
+from .plugin.worker_interceptor import WorkerInterceptor
 
 __all__ = ["RedleasePlugin", "current_hold", "exclusive"]
 
 logger = logging.getLogger("redlease.temporal")
 
-PASSED_THROUGH = ("redlease", "redlease_temporal")
-INTERNAL_STICKY = timedelta(seconds=2)  # after which another worker goes on with what a dead one had
-INTERNAL_POLLS = 4  # of the internal worker: its tasks are short
-LIBRARY_WORKFLOWS: list[type] = [
-    Coordinator,
-    Slot,
-    PlaceWorkflow,
-    SequenceWorkflow,
-]  # which run on the internal worker, never on a user's
+# When redis-py's connection pool is garbage collected it imports modules, in any thread, so also in a workflow's.
+PASSED_THROUGH = ("redlease", "redlease_temporal", "redis")
+# An SDK before 1.35 cancels `run_worker` of a plugin when the worker has shut down.
+SDK_AWAITS_PLUGINS = "plugin_shutdown_timeout" in WorkerConfig.__annotations__
 
 
 class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
-    """Gives workers what `lock` and `semaphore` in workflows need. It is for a client, whose workers then have it too.
+    """Adds `lock` and `semaphore` to workflows. Give it to the client, whose workers then have it too.
 
     It adds local activities and interceptors to each worker with workflows, and runs, beside each client's workers, one
-    relay and one internal worker on a task queue of its own. The data converter stays the user's. Redis is connected to
-    when a worker runs; replaying needs none. Durations are seconds or a `timedelta`.
+    relay and one internal worker on a task queue of its own. The data converter stays the user's. It connects to Redis
+    when a worker runs; replaying needs no Redis. Durations are seconds or a `timedelta`.
 
     Args:
-        redis: A URL as `Redlease.from_url` takes it, or what makes a `Redlease` client when called in the event loop of
-            the workers; None where only the backends are used that need no Redis.
-        prefix: What all keys and channels begin with; services that are to share resources take the same one.
+        redis: A URL as `Redlease.from_url` takes it, or a function that makes a `Redlease` client when called in the
+            event loop of the workers; None if only backends are used that need no Redis.
+        prefix: The prefix of all keys and channels in Redis; services that share resources use the same one. It does
+            not apply to slots, the coordinator and sequences: there a name is one resource per namespace.
         group: By default, workers whose data converters are alike serve each other's waiting workflows in a namespace.
-            Name a group to keep setups apart, those on different Redis servers above all.
-        waiter_lease: How long workflows that wait keep others waiting when no worker is left. Their order of arrival
-            outlasts that: they take their places again when workers return.
+            Name a group to keep setups apart, above all those on different Redis servers.
+        waiter_lease: How long waiting workflows keep their queue entries when no worker is left. They keep their order
+            of arrival longer: when workers return, they queue again where they stood.
         idle_ttl: See `Redlease`.
-        unknown_grace: How long a permit is renewed while the Temporal server does not say whether its run is open.
-        adopt_window: How long a run that was continued as new has to adopt what its predecessor held.
-        wait_attempt: How long one attempt of a waiting activity lasts. A new one mends whatever Redis has lost.
-        looks_per_second: The most calls a second by which a relay asks how runs stand.
+        unknown_grace: How long permits are renewed while the Temporal server does not report whether their run is open.
+        adopt_window: How long a run that was continued as new has to adopt the permits of its predecessor.
+        wait_attempt: How long one attempt of a waiting activity lasts. A new attempt restores what Redis has lost.
+        looks_per_second: The most calls per second by which a relay asks for the status of runs.
         **redis_options: Further options of a redis-py connection.
 
     Raises:
@@ -114,13 +100,13 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
             wait_attempt=wait_attempt,
             looks_per_second=looks_per_second,
         )
-        self._relays: dict[Client, Relay] = {}
+        self._runtimes: dict[Client, Runtime] = {}
         self._making = threading.Lock()
 
     # Client
 
     def configure_client(self, config: ClientConfig) -> ClientConfig:
-        """Adds the interceptor of starts. The data converter is the user's."""
+        """Adds the interceptor that checks workflow starts. The data converter is the user's."""
         config["interceptors"] = [*config["interceptors"], AdmissionInterceptor(config, self._settings)]
         return config
 
@@ -135,25 +121,21 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
     # Worker
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
-        """Adds the interceptor, and to a worker with workflows the local activities."""
+        """Adds the interceptor and, to a worker with workflows, the local activities."""
         client, task_queue = config["client"], config["task_queue"]
         internal_queue = self._settings.task_queue_of(client)
         if task_queue == internal_queue:
             return config
-        relay = self._relay_of(client)
-        interceptor = RelayInterceptor(relay, internal_queue, self._settings.wait_attempt_s)
+        runtime = self._runtime_of(client)
+        interceptor = WorkerInterceptor(runtime, internal_queue, self._settings.wait_attempt_s)
         config["interceptors"] = [*config.get("interceptors", ()), interceptor]
         if config.get("workflows"):
             own = list(config.get("activities", ()))
             if not own:
-                # It did not poll for activities, and is not to take those of other workers on its queue now.
+                # The worker did not poll for activities, and must not start to take those of other workers on its
+                # queue.
                 config["no_remote_activities"] = True
-            config["activities"] = [
-                *own,
-                *Activities(relay).local,
-                *CoordinatorActivities(client, internal_queue).local,
-                *SlotActivities(client).local,
-            ]
+            config["activities"] = [*own, *runtime.local_activities()]
             config["workflow_runner"] = _passing_through(config.get("workflow_runner"))
         return config
 
@@ -163,13 +145,16 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         if worker.task_queue == self._settings.task_queue_of(client):
             await next(worker)
             return
+        shutdown = worker.shutdown
         async with contextlib.AsyncExitStack() as stack:
+            if not SDK_AWAITS_PLUGINS:
+                stack.enter_context(_shutdown_awaits_this(worker))
             try:
-                await stack.enter_async_context(self._relay_of(client).running())
+                await stack.enter_async_context(self._runtime_of(client).running())
             except Exception:
                 logger.exception("the worker of task queue %r cannot run", worker.task_queue)
-                # The end of `async with worker:` waits until the worker has run, so it does, as one that is shut down.
-                ending = asyncio.create_task(worker.shutdown())
+                # The exit of `async with worker:` waits until the worker has run, so run it, already shut down.
+                ending = asyncio.create_task(shutdown())
                 try:
                     with contextlib.suppress(Exception):
                         await next(worker)
@@ -180,23 +165,21 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
             await next(worker)
 
     def internal_queue(self, client: Client) -> str:
-        """The task queue of the worker that the plugin runs beside a client's workers, for the library's own work."""
+        """The task queue of the internal worker that the plugin runs beside a client's workers."""
         return self._settings.task_queue_of(client)
 
-    def _relay_of(self, client: Client) -> Relay:
+    def _runtime_of(self, client: Client) -> Runtime:
         with self._making:
-            relay = self._relays.get(client)
-            if relay is None:
-                relay = self._relays[client] = Relay(client, self._settings)
-                relay.around = lambda: _internal_worker(client, relay, self._settings.task_queue_of(client))
-            return relay
+            return self._runtimes.setdefault(client, Runtime(client, self._settings))
 
     # Replayer
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
-        """Adds what workflow code needs; nothing is done for real in a replay."""
-        interceptor = RelayInterceptor(None, "redlease", self._settings.wait_attempt_s)
+        """Adds what workflow code needs, and the library's own workflows. A replay has no side effects."""
+        interceptor = WorkerInterceptor(None, "redlease", self._settings.wait_attempt_s)
         config["interceptors"] = [*config.get("interceptors", ()), interceptor]
+        given = list(config.get("workflows", ()))
+        config["workflows"] = [*given, *(own for own in LIBRARY_WORKFLOWS if own not in given)]
         config["workflow_runner"] = _passing_through(config.get("workflow_runner"))
         return config
 
@@ -210,7 +193,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
             AbstractAsyncContextManager[AsyncIterator[WorkflowReplayResult]],
         ],
     ) -> AsyncIterator[AsyncIterator[WorkflowReplayResult]]:
-        """Replays."""
+        """Runs the replayer unchanged."""
         async with next(replayer, histories) as results:
             yield results
 
@@ -219,7 +202,7 @@ def _maker(
     redis: str | Callable[[], Redlease] | None, prefix: str, redis_options: dict[str, Any]
 ) -> Callable[[], Redlease] | None:
     if isinstance(redis, str):
-        Redlease.from_url(redis, prefix=prefix, **redis_options)  # a wrong URL or option is told at once
+        Redlease.from_url(redis, prefix=prefix, **redis_options)  # raises now if the URL or an option is wrong
         return lambda: Redlease.from_url(redis, prefix=prefix, **redis_options)
     if redis is not None and not callable(redis):
         raise ValueError(f"RedleasePlugin takes a URL, or what makes a Redlease client when called, not {redis!r}")
@@ -230,27 +213,25 @@ def _maker(
     return redis
 
 
+@contextlib.contextmanager
+def _shutdown_awaits_this(worker: Worker) -> Iterator[None]:
+    """Makes `worker.shutdown()`, which ends the worker's block, wait until this block has ended too."""
+    shutdown, ended = worker.shutdown, asyncio.Event()
+
+    async def shut_down() -> None:
+        await shutdown()
+        await ended.wait()
+
+    worker.shutdown = shut_down  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ended.set()
+
+
 def _passing_through(runner: Any) -> Any:
-    """The sandbox with this library outside it: imported once, not once for each workflow."""
+    """Passes this library and its Redis client through the sandbox: imported once, not for each workflow."""
     if isinstance(runner, SandboxedWorkflowRunner):
         restrictions = runner.restrictions.with_passthrough_modules(*PASSED_THROUGH)
         return dataclasses.replace(runner, restrictions=restrictions)
     return runner
-
-
-@contextlib.asynccontextmanager
-async def _internal_worker(client: Client, relay: Relay, task_queue: str) -> AsyncIterator[None]:
-    usher, slots = Usher(client), SlotActivities(client)
-    worker = Worker(
-        client,
-        task_queue=task_queue,
-        workflows=LIBRARY_WORKFLOWS,
-        activities=[*Activities(relay).remote, Looking(relay.owners).look, slots.idle, usher.tell],
-        # What the library's workflows do is known: a sandbox would only make each of them slow to begin.
-        workflow_runner=UnsandboxedWorkflowRunner(),
-        max_concurrent_workflow_task_polls=INTERNAL_POLLS,
-        max_concurrent_activity_task_polls=INTERNAL_POLLS,
-        sticky_queue_schedule_to_start_timeout=INTERNAL_STICKY,
-    )
-    async with usher.running(), worker:
-        yield

@@ -1,4 +1,4 @@
-"""The `redlease` command: a demo, and a look at resources for operators."""
+"""The `redlease` command: a demo, and commands for operators that inspect and change resources."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Runs the command, or says in one line how to get what it needs."""
+    """Runs the command, or says in one line how to install what it needs."""
     try:
         from .app import app  # noqa: PLC0415 - typer and rich come with an extra
     except ModuleNotFoundError as error:

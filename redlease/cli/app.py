@@ -9,15 +9,15 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from redlease import Redlease, RedleaseError, Semaphore
+from redlease import Redlease, RedleaseError, Semaphore, __version__
 
 from .demo.command import run_demo
 from .plain import plain
-from .snapshot import UNDECLARED, show
+from .snapshot import UNDECLARED, is_known, show
 
 T = TypeVar("T")
 
-app = typer.Typer(help="Locks and semaphores on Redis: a demo, and a look at resources.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The name of the resource.")]
 Url = Annotated[
@@ -29,17 +29,33 @@ Url = Annotated[
 Prefix = Annotated[str, typer.Option(help="What the keys begin with.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"redlease {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def redlease(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Locks and semaphores on Redis: a demo, and commands that inspect and change resources."""
+
+
 TIMELINE = Path("redlease-demo.html")
 LOCAL = "redis://localhost:6379/0"
 
 
 @contextmanager
 def _told_in_one_line() -> Iterator[None]:
-    """What goes wrong in a command is told without a traceback."""
+    """Prints the errors of a command without a traceback."""
     try:
         yield
     except (RedleaseError, ValueError, OSError) as error:
-        lines = f"redlease: {error}".splitlines()  # several, where it quotes the log of a server
+        lines = f"redlease: {error}".splitlines()  # several if it quotes the log of a server
         typer.echo("\n".join(map(plain, lines)), err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
@@ -53,7 +69,7 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 @asynccontextmanager
 async def _resource(name: str, url: str, prefix: str) -> AsyncIterator[Semaphore]:
-    # The capacity is only declared by who acquires, and these commands do not.
+    # Only an acquire declares the capacity, and these commands do not acquire.
     async with Redlease.from_url(url, prefix=prefix) as client:
         yield client.semaphore(name, capacity=UNDECLARED)
 
@@ -75,13 +91,16 @@ def demo(
 
 @app.command()
 def inspect(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
-    """Show who holds a resource and who waits for it."""
+    """Show who holds a resource and who waits for it. Exits with 1 if the server knows nothing of that name."""
 
-    async def look() -> None:
+    async def look() -> bool:
         async with _resource(name, url, prefix) as resource:
-            show(await resource.inspect(), as_json=as_json)
+            snapshot = await resource.inspect()
+            show(snapshot, as_json=as_json)
+            return is_known(snapshot)
 
-    _run(look())
+    if not _run(look()):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -103,7 +122,7 @@ def release(
     url: Url = LOCAL,
     prefix: Prefix = "redlease",
 ) -> None:
-    """Take a ticket out, as holder or out of the queue; its process is told. Exits with 1 if there was none."""
+    """Remove a ticket, as holder or from the queue, and notify its process. Exits with 1 if there was none."""
 
     async def take_out() -> bool:
         async with _resource(name, url, prefix) as resource:

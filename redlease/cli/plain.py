@@ -1,8 +1,8 @@
-"""Text from elsewhere, made fit for a terminal."""
+"""Escapes text from other sources for a terminal."""
 
 from __future__ import annotations
 
 
 def plain(text: str) -> str:
-    """The text with what a terminal would not print, or would obey, as escapes: a ticket may hold any character."""
+    """Returns the text with unprintable and control characters escaped: a ticket may contain any character."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,4 +1,4 @@
-"""A snapshot for operators: lines for people, grep and awk, or a line of JSON."""
+"""Prints a snapshot for operators: as lines for people, grep and awk, or as a line of JSON."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from rich.text import Text
 
 from redlease import Snapshot
 from redlease.limits import CAPACITY_MAX
-from redlease.wire import SNAPSHOT_LIMIT
+from redlease.protocol.snapshots import SNAPSHOT_LIMIT
 
 from .plain import plain
 
 GAP = "  "
 HEADS = ("", "ticket", "owner", "weight", "fence", "for", "lease left")
-# Stands in for the capacity of a resource of which the server knows none.
+# Stands for the capacity of a resource that is unknown to the server.
 UNDECLARED = CAPACITY_MAX
-WORDS = 3  # so many columns, the first ones, hold words and are set flush left; the others hold numbers
+WORDS = 3  # the first columns, which contain words and are aligned left; the others contain numbers
 
 
 def show(snapshot: Snapshot, *, as_json: bool) -> None:
-    """Prints it: one line of JSON, so that a stream of them can be read line by line, or lines for people."""
+    """Prints the snapshot as lines for people, or as one line of JSON, so that a stream has one per line."""
     if as_json:
-        known = {} if _is_known(snapshot) else {"capacity": None}
+        known = {} if is_known(snapshot) else {"capacity": None}
         typer.echo(json.dumps(asdict(snapshot) | known))
         return
-    # Only the stream itself tells: colours may be asked for where no terminal is, and then no line is to be cut either.
+    # Ask the stream, not rich: colours can be forced without a terminal, but then lines must not be cut.
     console = Console(highlight=False)
     lines = lines_of(snapshot, console.width if sys.stdout.isatty() else None)
     console.print(Text("\n").join(lines), soft_wrap=True)
 
 
 def lines_of(snapshot: Snapshot, width: int | None) -> Iterator[Text]:
-    """The lines for people: who holds, by grant, then who waits, in the order of the queue.
+    """Yields the lines for people: holders by grant, then waiters in the order of the queue.
 
-    With a `width` everybody has a line of a table, and the metadata below it, or several lines where the table is
-    wider. Without one everybody has one line with all of it. In neither case is a word broken, so a ticket that is
-    longer than the width is for the terminal to wrap, and is copied from there as one.
+    With a `width` each entry is a row of a table with its metadata below, or several lines if the table is too wide.
+    Without a width each entry is one line. No word is ever broken: a ticket longer than the width is wrapped by the
+    terminal, so that it can be copied as one word.
     """
     yield Text(_head(snapshot))
     rows = list(_rows(snapshot))
@@ -65,22 +65,23 @@ def lines_of(snapshot: Snapshot, width: int | None) -> Iterator[Text]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A holder or a waiter, in words."""
+    """A holder or a waiter as text."""
 
     style: str
     cells: tuple[str, ...]
     metadata: tuple[str, ...]
 
 
-def _is_known(snapshot: Snapshot) -> bool:
+def is_known(snapshot: Snapshot) -> bool:
+    """Returns True if the server has state of the resource."""
     return snapshot.capacity != UNDECLARED or bool(snapshot.fence or snapshot.holders or snapshot.waiters)
 
 
 def _head(snapshot: Snapshot) -> str:
     name = plain(snapshot.resource)
-    if not _is_known(snapshot):
+    if not is_known(snapshot):
         return f"{name}: nothing is known of it; it was not used under this prefix, or not for as long as its idle_ttl"
-    # A snapshot lists no more than so many, and who is not listed is not counted.
+    # A snapshot lists at most SNAPSHOT_LIMIT of each, and only listed ones are counted.
     more_held, more_waiting = (
         "at least " if len(listed) >= SNAPSHOT_LIMIT else "" for listed in (snapshot.holders, snapshot.waiters)
     )
@@ -102,7 +103,7 @@ def _rows(snapshot: Snapshot) -> Iterator[Row]:
 
 
 def _aligned(table: list[tuple[str, ...]]) -> Iterator[str]:
-    """Each row as a line, with every column as wide as its widest cell."""
+    """Yields each row as a line, with every column as wide as its widest cell."""
     widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     for cells in table:
         pads = [" " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
@@ -112,7 +113,7 @@ def _aligned(table: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _stacked(row: Row, indent: str, width: int) -> Iterator[str]:
-    """A row where the table is too wide: the ticket and the owner, and the numbers with their names below them."""
+    """Yields the lines of a row if the table is too wide: ticket and owner, then the numbers with their names."""
     state, ticket, owner, *numbers = row.cells
     names = zip(HEADS[WORDS:], numbers, strict=True)
     first, *more = _packed((ticket, owner), indent, width)
@@ -122,7 +123,7 @@ def _stacked(row: Row, indent: str, width: int) -> Iterator[str]:
 
 
 def _packed(items: Iterable[str], indent: str, width: int) -> Iterator[str]:
-    """The items on as few lines as hold them. None is broken: one that is longer than a line has it to itself."""
+    """Yields the items on as few lines as possible. No item is broken: one longer than a line gets its own line."""
     line = ""
     for item in items:
         if line and len(indent) + cell_len(line + GAP + item) > width:

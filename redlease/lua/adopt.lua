@@ -1,8 +1,8 @@
--- adopt: takes over a held permit, with a new fence so that whoever had it before is refused from then on.
+-- adopt: takes over a held permit, with a new fence so that its former holder is refused from then on.
 -- KEYS: state holders queue waiters
 -- ARGV: tag ticket fence request place lease_ms refence idle_ttl_ms label
 --       (refence 0: keep the fence)
--- Reply: {tag, fence, granted_at, deadline, weight, capacity}; {tag, 0} when it is no longer held under that fence
+-- Reply: {tag, fence, granted_at, deadline, weight, capacity}; {tag, 0} if it is no longer held under that fence
 -- Cost: O(log n).
 local tag, ticket, its_fence, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local lease, refence, idle, label = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8]), ARGV[9]
@@ -11,22 +11,27 @@ local lease, refence, idle, label = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(
 read(ticket)
 if not record then return {tag, 0} end
 local weight, held_fence, _, since, held_place, held_request = parse(record)
-local repeated = held_request == request -- its first copy came through and only the reply was lost
+-- An earlier copy of this adoption was executed and its reply was lost; other requests may share the ticket since.
+local repeated = string.find('}' .. held_request .. '{', '}' .. request .. '{', 1, true)
 local was_until = (held_fence == its_fence or repeated) and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
 if was_until <= now then return {tag, 0} end
 
--- With a new fence it is the adopter's alone; without one it may be held elsewhere too, and must not end earlier there.
-local deadline = refence and now + lease or math.max(was_until, now + lease)
-if was_until > deadline then
+-- With a new fence only the adopter holds it, unless other requests share the ticket since; with the old fence it may be held
+-- elsewhere too. If it is shared, its lease must not end earlier.
+local alone = refence and (not repeated or held_request == request)
+local deadline = alone and now + lease or math.max(was_until, now + lease)
 --#include queue
-  tell_head()
-end
-call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed on a full server, and so is the rest
+--#include share
+if was_until > deadline then publish_to_head() end
+call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed when out of memory, as are later writes
 if refence and not repeated then
   held_fence = next_fence()
-  tell(held_place, 'x ' .. held_request) -- whoever had it has lost it
+  publish_to_sharers(held_place, held_request, 'x', '') -- its former holders have lost it
+end
+if not alone then
+  place, request = share.changed(held_place, held_request, request, place)
 end
 lease_until(ticket, deadline)
-set('t' .. ticket, format('%d %s %d %s %s %s %s', weight, held_fence, lease, since, place, request, label))
-settle(deadline, idle)
+set('t' .. ticket, share.record(weight, held_fence, lease, since, place, request, label))
+commit(deadline, idle)
 return {tag, tonumber(held_fence), tonumber(since), deadline, weight, capacity}

@@ -1,4 +1,4 @@
--- check: whether a permit is held now, under this fence. Writes nothing.
+-- check: returns whether a permit is held now, under this fence. Writes nothing.
 -- KEYS: state holders queue waiters
 -- ARGV: tag ticket fence
 -- Reply: {tag, held}

@@ -1,23 +1,25 @@
--- prelude: what every operation stands on. wire.py puts it before each of them; it is no operation itself. Functions
--- stand in state.lua and queue.lua, which the operations include where they need them: making a closure with many
--- upvalues costs as much as a command, so that a call which ends before them is twice as fast. That is why acquire and
--- release begin with what is usual, written out without functions, and leave all else to the general way behind it.
+-- prelude: the common head of all operations. scripts.py puts it before each of them; it is not an operation itself. Functions
+-- are in state.lua, queue.lua and share.lua, which the operations include where they need them: creating a closure with many
+-- upvalues costs as much as a command, so a call that returns before the include is twice as fast. That is why acquire and
+-- release begin with a fast path for the usual case, written without functions, and handle all other cases after it.
 --
 -- A resource is four keys under one hash tag, declared by every call in this order:
---   KEYS[1] state    hash  f last fence, s last sequence, c capacity, d declared capacity, e units in use beyond one a
---                          holder; moments in ms of the server's clock: k when the keys expire, x until when a tombstone stands, w until when
---                          somebody watches; and t<ticket>, a record each
---   KEYS[2] holders  zset  ticket -> the moment its lease ends
+--   KEYS[1] state    hash  f last fence, s last sequence, c capacity, d declared capacity, e units in use minus number of
+--                          holders; times in ms of the server's clock: k when the keys expire, x when the last tombstone ends, w until
+--                          when a client watches, l when a call last found all waiters of a full queue alive; and t<ticket>, one record each
+--   KEYS[2] holders  zset  ticket -> the time its lease ends
 --   KEYS[3] queue    zset  ticket -> its sequence, the order of arrival
---   KEYS[4] waiters  zset  place -> the moment it lapses; "!"<request> -> the moment that tombstone ends
+--   KEYS[4] waiters  zset  place -> the time it lapses; "!"<request> -> the time that tombstone ends, negated
 -- A record is "weight fence lease since place request label": fence 0 while queued, since = when it was queued or granted,
--- place = <channel>|<epoch> of the client that asks, label = what the client wrote (owner and metadata), never read here.
+-- place = <channel>|<epoch> of the requesting client, label = owner and metadata as the client wrote them, never parsed here.
+-- A ticket used by several requests is shared: its weight begins with a zero, which excludes it from the fast paths, and its
+-- request is followed by the older ones, newest first, each as {place}request.
 --
--- All four keys expire at the same moment, so that none outlives what it needs of the others.
--- Units in use are the holders and e, which changes only where a holder is added or removed; reaping counts it anew. A
--- lapsed holder counts until it is reaped, and it is reaped before anybody is refused or queued because of it.
--- Between two calls the head of the queue does not fit; only a grant, a lapse or a new capacity can change that.
--- A fence reaches redis.call as a string made here: Lua's own conversion would round it to 14 digits.
+-- All four keys expire at the same time, so that none outlives the keys it depends on.
+-- Units in use = number of holders + e. e changes only when a holder is added or removed; reaping recomputes it. An expired
+-- holder counts until it is reaped, and every call reaps before it refuses or queues a request for lack of capacity.
+-- Between two calls the head of the queue does not fit; only a grant, an expiry or a new capacity can change that.
+-- Fences are passed to redis.call as strings made here: Lua's own conversion would round them to 14 digits.
 
 
 local GRANTED, QUEUED, BUSY, FULL, MISFIT, OTHER_WEIGHT, WITHDRAWN, LAPSED = 1, 2, 3, 4, 5, 6, 7, 8

@@ -1,12 +1,33 @@
--- queue: reaping and granting, for the operations that get that far. wire.py puts it where they say `--#include queue`.
+-- queue: reaping and granting, for the operations that need it. scripts.py puts it where they say `--#include queue`.
 
-local BATCH = 100 -- the most that one call reaps or grants: a long script stops the whole server
-local FORGET_MS = 60000 -- how long a lapsed place is remembered, so that a late copy cannot revive it
+local BATCH = 100 -- how many entries one call reaps or grants at most: a long script blocks the whole server
+local FORGET_MS = 60000 -- how long a lapsed place is kept, so that a late copy cannot revive it
 
 local function alive(place)
   local lapses = call('ZSCORE', waiters, place)
   lapses = lapses and tonumber(lapses)
   return lapses and lapses > now and lapses
+end
+
+-- Returns when the place of a waiter lapses; for a shared ticket, when the last of its places lapses.
+local function lasts(place, request)
+  local last = alive(place)
+  if string.find(request, '{', 1, true) then
+    for other in string.gmatch(request, '{([^}]*)}') do
+      local lapses = alive(other)
+      if lapses and (not last or lapses > last) then last = lapses end
+    end
+  end
+  return last
+end
+
+-- Publishes to the clients of all requests that share a ticket, except the request `save`.
+local function publish_to_sharers(place, request, kind, rest, save)
+  local first = string.match(request, '^[^{]*')
+  if first ~= save then publish(place, kind .. ' ' .. first .. rest) end
+  for other, its_request in string.gmatch(request, '{([^}]*)}([^{]*)') do
+    if its_request ~= save then publish(other, kind .. ' ' .. its_request .. rest) end
+  end
 end
 
 local function remove_holder(ticket, weight)
@@ -19,7 +40,7 @@ local function remove_waiter(ticket)
   call('HDEL', state, 't' .. ticket)
 end
 
--- Counts the excess anew where it can be wrong, as far as one batch allows.
+-- Recomputes the excess if all holders fit into one batch.
 local function count_excess()
   local count = call('ZCARD', holders)
   if excess == 0 or count > BATCH then return end
@@ -40,11 +61,11 @@ local function reap(limit)
   return #lapsed
 end
 
--- Grants from the head of the queue while the next live waiter fits; 1 when the batch ended before the work did.
--- A waiter that does not fit is never passed by a lighter one behind it: light ones could keep it out for ever.
--- The first lease of a grant is what is left of the waiter's place, a deadline its client has set itself.
-local function advance()
-  if capacity == 0 then return 0 end -- the state was deleted: whoever asks next brings the capacity
+-- Grants from the head of the queue while the next live waiter fits; returns 1 if it stopped at the batch limit.
+-- A waiter that does not fit is never passed by a lighter one behind it: light ones could starve it.
+-- A grant starts with the time left on the waiter's place, a deadline that its client knows.
+local function grant_waiting()
+  if capacity == 0 then return 0 end -- the state was deleted: the next acquire declares the capacity
   local budget, reaped = BATCH, used >= capacity
   if reaped then budget = budget - reap(budget) end
   while budget > 0 and used < capacity do
@@ -52,17 +73,17 @@ local function advance()
     if not head then return 0 end
     local text = call('HGET', state, 't' .. head)
     local weight, _, lease, _, place, request, label = parse(text or '')
-    local lapses = weight and alive(place)
+    local lapses = weight and lasts(place, request)
     if not lapses then
       remove_waiter(head)
     elseif weight > capacity then
       remove_waiter(head)
-      tell(place, 'm ' .. request .. ' ' .. capacity)
+      publish_to_sharers(place, request, 'm', ' ' .. capacity)
     elseif used + weight <= capacity then
-      -- In this order: while a slot moves to another node a key that is not there cannot be made, and the script ends here.
+      -- In this order: while its slot moves to another node, a missing key cannot be created, and the script fails here.
       make_holder(head, weight, lease, place, request, label, lapses)
       call('ZREM', queue, head)
-      tell(place, format('g %s %.0f %.0f %.0f %d', request, fence, now, lapses, capacity))
+      publish_to_sharers(place, request, 'g', format(' %.0f %.0f %.0f %d', fence, now, lapses, capacity))
     elseif not reaped then
       reaped, budget = true, budget + 1 - reap(budget)
     else
@@ -73,33 +94,33 @@ local function advance()
   return budget > 0 and 0 or 1
 end
 
--- In how many ms something can lapse that keeps others waiting: the first lease to end and, where there is room that
--- the head of the queue does not fit, the head's own place. -1: nothing can.
+-- Returns the ms until an expiry can let a waiter proceed: of the first lease or, if capacity is free but too small for
+-- the head of the queue, of the head's own place. -1: there is none.
 local function soonest()
   local first = call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2]
   local at = first and tonumber(first)
-  if not first and excess > 0 then return 0 end -- the holders were deleted or evicted alone
+  if not first and excess > 0 then return 0 end -- only the holders key was deleted or evicted
   if used < capacity then
     local head = call('ZRANGE', queue, 0, 0)[1]
-    local _, _, _, _, place = parse(head and call('HGET', state, 't' .. head) or '')
+    local _, _, _, _, place, request = parse(head and call('HGET', state, 't' .. head) or '')
     if place then
-      local lapses = tonumber(call('ZSCORE', waiters, place) or now)
+      local lapses = lasts(place, request) or now
       at = at and math.min(at, lapses) or lapses
     end
   end
   return at and math.max(0, at - now) or -1
 end
 
--- A lease that now ends earlier than the waiters were told: the first of them is to look again.
-local function tell_head()
+-- Notifies the first waiter that a lease ends earlier than its client expects.
+local function publish_to_head()
   local head = call('ZRANGE', queue, 0, 0)[1]
-  local _, _, _, _, place = parse(head and call('HGET', state, 't' .. head) or '')
-  if place then tell(place, 'l 0 ' .. state) end
+  local _, _, _, _, place, request = parse(head and call('HGET', state, 't' .. head) or '')
+  for other in string.gmatch(place and '{' .. place .. '}' .. request or '', '{([^}]*)}') do publish(other, 'l 0 ' .. state) end
 end
 
--- A capacity below what some waiter weighs: every client that waits looks through its own.
-local function tell_capacity()
-  for _, place in ipairs(call('ZRANGE', waiters, 0, BATCH - 1)) do
-    if string.sub(place, 1, 1) ~= '!' then tell(place, 'c ' .. capacity .. ' ' .. state) end
+-- Notifies the clients with waiters of a smaller capacity, so that each fails its requests that no longer fit.
+local function publish_capacity()
+  for _, place in ipairs(call('ZRANGEBYSCORE', waiters, '(' .. format('%d', now), '+inf', 'LIMIT', 0, BATCH)) do
+    if string.sub(place, 1, 1) ~= '!' then publish(place, 'c ' .. capacity .. ' ' .. state) end
   end
 end

@@ -1,19 +1,22 @@
--- release: takes a ticket out, as holder or as waiter, and hands on what it held.
+-- release: removes a ticket, as holder or as waiter, and grants the freed capacity to the queue.
 -- KEYS: state holders queue waiters
--- ARGV: tag ticket fence request tombstone_ms notify idle_ttl_ms
---       (fence given: only a holder with that fence; else request given: only the ticket of that request; neither: any;
---       tombstone_ms > 0: later copies of that request grant nothing; notify 1: tell the client whose ticket it was;
---       ticket "": only goes on with what a batch left)
--- Reply: {tag, released, more}; released 1 when a live permit or place was taken out, else 0
--- Cost: O(log n), and for each of at most 100 that it grants.
-local tag, ticket, its_fence, its_request = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- ARGV: tag ticket request fence tombstone_ms notify idle_ttl_ms
+--       (fence given: only a holder with that fence; else request given: only that request, and the ticket if no other
+--       request shares it; neither: any. Other requests that share a removed ticket are notified; tombstone_ms > 0: late
+--       copies of that request grant nothing; notify 1: notify the client whose ticket it was; ticket "": only continue
+--       the work that a call left at its batch limit)
+-- Reply: {tag, released, more}; released 1 if a live permit or place was removed, else 0
+-- Cost: O(log n), and O(log n) for each of at most 100 that it grants.
+local tag, ticket, its_request, its_fence = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
 
--- What is usual: a live permit of weight 1, given back by the client that has it; and behind it nobody, or somebody who
--- fits and after whom nobody else does.
+-- What is usual: the holder's own client releases a live permit of weight 1, and the queue is empty, or its head fits and no
+-- further waiter does. Same effect as the general path after it.
 local was = call('HMGET', state, 'f', 'e', 'c', 'k', 'w', 't' .. ticket)
 if was[6] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + idle and now >= tonumber(was[5] or 0) then
+  -- A request id that begins with "h" belongs to a hold, which must be notified when another client releases its permit.
   local ends = string.match(was[6], '^1 (%d+)') == its_fence and call('ZSCORE', holders, ticket)
+  if its_request == '' and string.match(was[6], '^%d+ %d+ %d+ %d+ %S+ h') then ends = nil end
   if ends and tonumber(ends) > now then
     local waiting = call('ZCARD', queue)
     if waiting == 0 then
@@ -37,7 +40,7 @@ if was[6] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + i
       call('HSET', state, 'f', its_fence, 't' .. head, '1 ' .. its_fence .. ' ' .. lease .. ' ' .. since .. ' '
         .. channel .. epoch .. ' ' .. its_request .. ' ' .. label)
       local message = 'g ' .. its_request .. ' ' .. its_fence .. ' ' .. since .. ' ' .. format('%d', lapses) .. ' ' .. was[3]
-      local is_beside = string.byte(channel) == 58 -- see `tell` in state.lua
+      local is_beside = string.byte(channel) == 58 -- see `publish` in state.lua
       if is_beside then channel = state .. channel end
       if not is_beside or type(redis.pcall('SPUBLISH', channel, message)) == 'table' then
         redis.pcall('PUBLISH', channel, message)
@@ -49,16 +52,35 @@ end
 
 --#include state
 --#include queue
+--#include share
 read(ticket)
--- Read before the first write: from here on no key can turn out to be of a wrong type.
+-- Read before the first write: after that a key of a wrong type can no longer stop the script.
 local queued = call('ZCARD', queue)
 if queued > 0 or tombstone > 0 then call('ZCARD', waiters) end
 local released = 0
 local changed = ticket == '' and expires > 0
+
+-- Sets a tombstone: late copies of that request grant nothing.
+local function bury(request)
+  call('PEXPIREAT', state, format('%d', expires)) -- allowed when out of memory, as are later writes
+  call('ZADD', waiters, format('%d', -(now + tombstone)), '!' .. request)
+  tombstones = math.max(tombstones, now + tombstone)
+  set('x', format('%d', tombstones))
+  new_waiter, changed = true, true
+end
+
 if record then
   local weight, held_fence, _, _, place, request = parse(record)
-  local hit
-  if its_fence ~= '' then hit = its_fence == held_fence else hit = its_request == '' or its_request == request end
+  local hit = its_fence == held_fence and held_fence ~= '0'
+  if its_fence == '' then
+    local was_there, rest = share.left(record, its_request)
+    hit = its_request == '' or (was_there and not rest)
+    if was_there and rest then -- other requests share the ticket and keep it
+      call('PEXPIREAT', state, format('%d', expires)) -- allowed when out of memory, as are later writes
+      set('t' .. ticket, rest)
+      changed = true
+    end
+  end
   if hit then
     if held_fence ~= '0' then
       local deadline = call('ZSCORE', holders, ticket)
@@ -66,25 +88,24 @@ if record then
       remove_holder(ticket, weight)
     else
       call('ZCARD', holders)
-      if alive(place) then released = 1 end
+      if lasts(place, request) then released = 1 end
       remove_waiter(ticket)
     end
-    if notify then tell(place, 'x ' .. request) end
-    if its_request == '' then its_request = request end
+    -- A permit that was acquired as data and is not shared has no listener, so there is nobody to notify.
+    if notify or string.find(request, '^h') or string.find(request, '{', 1, true) then
+      publish_to_sharers(place, request, 'x', '', its_request)
+    end
+    if its_request == '' and tombstone > 0 then
+      for other in string.gmatch('}' .. request, '}([^{]*)') do bury(other) end
+    end
     changed = true
   end
 end
-if tombstone > 0 and its_request ~= '' then
-  call('PEXPIREAT', state, format('%d', expires)) -- allowed on a full server, and so is the rest
-  call('ZADD', waiters, format('%d', now + tombstone), '!' .. its_request)
-  tombstones = math.max(tombstones, now + tombstone)
-  set('x', format('%d', tombstones))
-  new_waiter = true
-  changed = true
-end
+if tombstone > 0 and its_request ~= '' then bury(its_request) end
+if tombstones > now then share.forget() end
 local more = 0
 if changed then
-  if queued > 0 then more = advance() end
-  settle(math.max(now, tombstones), idle)
+  if queued > 0 then more = grant_waiting() end
+  commit(math.max(now, tombstones), idle)
 end
 return {tag, released, more}

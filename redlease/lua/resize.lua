@@ -2,7 +2,7 @@
 -- KEYS: state holders queue waiters
 -- ARGV: tag capacity idle_ttl_ms
 -- Reply: {tag, more}
--- Cost: O(log n) for each of at most 100 that it grants; up to 100 clients are told of a smaller capacity.
+-- Cost: O(log n) for each of at most 100 that it grants; up to 100 clients are notified of a smaller capacity.
 local tag, wanted, idle = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
 --#include state
@@ -12,7 +12,7 @@ for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, 
 local shrinks = wanted < capacity
 capacity = wanted
 call('HSET', state, 'c', capacity)
-local more = advance()
-if shrinks then tell_capacity() end
-settle(now, idle)
+local more = grant_waiting()
+if shrinks then publish_capacity() end
+commit(now, idle)
 return {tag, more}

@@ -1,11 +1,11 @@
--- state: reading and writing the header and the records. wire.py puts it where operations say `--#include state`.
+-- state: reads and writes the header and the records. scripts.py puts it where operations say `--#include state`.
 
 local fence, sequence, capacity, declared, used, excess, record
 local expires, tombstones, watched
 local was -- the header as it was read
-local new_holder, new_waiter = false, false -- whether a key may have been created that has no end yet
+local new_holder, new_waiter = false, false -- whether a key may have been created that has no expiry yet
 
--- Reads the header and one ticket's record. It is the first access to both, so a key of a wrong type fails here.
+-- Reads the header and one ticket's record. It is the first access to state and holders: a key of a wrong type fails here.
 local function read(ticket)
   was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket)
   fence, excess = was[1] and tonumber(was[1]) or 0, was[2] and tonumber(was[2]) or 0
@@ -22,9 +22,9 @@ local function parse(text)
   return tonumber(weight), its_fence, lease, since, place, request, label
 end
 
--- A channel that begins with a colon stands beside the keys, as a cluster wants it: a sharded one, or an ordinary one where
--- the server (Redis 6.2) has no others.
-local function tell(place, message)
+-- A channel that begins with a colon is appended to the state key, so that it is in the slot of the keys: a sharded channel,
+-- or an ordinary one if the server (Redis 6.2) has no sharded ones.
+local function publish(place, message)
   local channel = string.match(place, '^[^|]*')
   if string.byte(channel) == 58 then
     channel = state .. channel
@@ -33,8 +33,8 @@ local function tell(place, message)
   redis.pcall('PUBLISH', channel, message)
 end
 
--- What is to be written to the state at the end of the call, in one go. Numbers are made strings here: that is several
--- times cheaper than leaving it to redis.call, and Lua's own conversion would round a fence to 14 digits.
+-- Collects the fields of the state to be written at the end of the call, with one command. Numbers are formatted here: that is
+-- several times cheaper than in redis.call, where Lua's own conversion would also round a fence to 14 digits.
 local changes, size = {'HSET', state}, 2
 local function set(field, text)
   changes[size + 1], changes[size + 2], size = field, text, size + 2
@@ -44,9 +44,9 @@ local function expire_all()
   for i = 1, 4 do call('PEXPIREAT', KEYS[i], format('%d', expires)) end
 end
 
--- The common end of a change. The keys are kept for idle_ttl past the later of now and its last fence, and past `deadline`;
--- when that is due, a little longer, so that most calls need not set it. It never moves back.
-local function settle(deadline, idle)
+-- Writes the changes. The keys are kept until `deadline`, and for idle_ttl after now and after the time in the last fence. An
+-- extension adds a margin, so that most calls need none. The expiry never moves back.
+local function commit(deadline, idle)
   local wanted = math.max(deadline, math.max(now, math.floor(fence / 1000)) + idle)
   local due = expires < wanted
   if due then
@@ -70,20 +70,21 @@ local function settle(deadline, idle)
   if watched > now then redis.pcall('PUBLISH', state .. ':watch', '') end
 end
 
--- P3: above every earlier fence, and above those of a lost life of the server as time alone carries it forward.
+-- Greater than every earlier fence; even after the server lost its data, since time carries it forward.
 local function next_fence()
   fence = math.max(fence + 1, clock[1] * 1000000 + clock[2])
   return format('%d', fence)
 end
 
--- Sets when a lease ends.
+-- Sets the deadline of a holder.
 local function lease_until(ticket, deadline)
   if call('ZADD', holders, format('%d', deadline), ticket) == 1 then new_holder = true end
 end
 
--- Adds a holder; its client is told by the caller.
+-- Adds a holder; the caller notifies its client.
 local function make_holder(ticket, weight, lease, place, request, label, deadline)
   lease_until(ticket, deadline)
   used, excess = used + weight, excess + weight - 1
-  set('t' .. ticket, format('%d %s %d %d %s %s %s', weight, next_fence(), lease, now, place, request, label))
+  local first = string.find(request, '{', 1, true) and '0' or '' -- of a shared ticket
+  set('t' .. ticket, format('%s%d %s %d %d %s %s %s', first, weight, next_fence(), lease, now, place, request, label))
 end

@@ -1,4 +1,4 @@
--- watch: asks that changes be published for a while to the channel <state>:watch; costs others nothing after that.
+-- watch: has the other scripts publish changes to the channel <state>:watch, for watch_ms.
 -- KEYS: state holders queue waiters
 -- ARGV: tag watch_ms
 -- Reply: {tag, soonest}
@@ -12,7 +12,7 @@ local wait = soonest()
 watched = math.max(watched, now + watch_ms)
 local longer = expires < watched
 expires = math.max(expires, watched)
-call('PEXPIREAT', state, format('%d', expires)) -- allowed on a full server, and so is the rest
+call('PEXPIREAT', state, format('%d', expires)) -- allowed when out of memory, as are later writes
 call('HSET', state, 'w', format('%d', watched), 'k', format('%d', expires))
 if longer then expire_all() end
 return {tag, wait}

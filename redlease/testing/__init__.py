@@ -1,8 +1,8 @@
-"""Clients without a server, for tests: on fakeredis, in memory, in this process.
+"""Clients for tests, on fakeredis: in memory, in this process, without a server.
 
     pip install 'redlease[testing]'
 
-It also brings the pytest fixture `redlease_client`: see `redlease.testing.plugin`.
+The extra also installs the pytest fixture `redlease_client`: see `redlease.testing.plugin`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ if TYPE_CHECKING:
 
 
 def fake_client(*, server: FakeServer | None = None, **settings: Any) -> Redlease:
-    """A client of a server that exists in this process only.
+    """Makes a client with a fake server in this process.
 
     Args:
-        server: A `fakeredis.FakeServer` that several clients share, as several processes share a real one; a new one
-            by default.
-        **settings: As for `Redlease`: `prefix`, `owner`, `lease`, `waiter_lease`, `idle_ttl`.
+        server: A `fakeredis.FakeServer`, to share it between clients as processes share a real one; a new one by
+            default.
+        **settings: As for `Redlease`: `prefix`, `owner`, `lease`, `waiter_lease`, `idle_ttl`, `call_timeout`.
 
     Raises:
         ModuleNotFoundError: fakeredis is not installed: `pip install 'redlease[testing]'`.
     """
-    import fakeredis  # noqa: PLC0415 - it comes with an extra, and the plugin is loaded in every run of pytest
+    try:
+        import fakeredis  # noqa: PLC0415 - it comes with an extra, and the plugin is loaded in every run of pytest
+    except ImportError as error:
+        raise ModuleNotFoundError(f"fakeredis is needed: pip install 'redlease[testing]' ({error})") from error
 
     return Redlease(fakeredis.FakeAsyncRedis(server=server or fakeredis.FakeServer()), **settings)

@@ -1,6 +1,6 @@
-"""The pytest plugin: a fixture that is there wherever `redlease[testing]` is installed.
+"""The pytest plugin: a fixture that is available wherever `redlease[testing]` is installed.
 
-It is loaded in every run of pytest, so it imports redlease only when a test asks for it.
+Every run of pytest loads it, so it imports redlease only when a test uses the fixture.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def redlease_client() -> Redlease:
-    """A redlease client on a fakeredis server of its own.
+    """A redlease client with its own fakeredis server.
 
-    It connects when it is first used, and belongs to the event loop of that use: so it serves with pytest-asyncio,
-    anyio's plugin and a plain `asyncio.run` alike. Its tasks end with that loop. A test may also enter it.
+    It connects on first use, and belongs to the event loop of that use, so it works with pytest-asyncio, anyio's plugin
+    and a plain `asyncio.run`. Its tasks end with that loop. A test may also enter it.
     """
     from redlease.testing import fake_client  # noqa: PLC0415 - see above
 

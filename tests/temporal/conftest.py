@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -14,7 +15,9 @@ from temporalio.client import Client
 
 from quiet import CORE_TELLS_WITHIN, Quiet, hear_the_core
 from temporal_children import WORKER, WorkerProcess, start_worker
-from temporal_server import TemporalServer
+from temporal_cli import cli_at_hand
+from temporal_server import NEWEST, TemporalServer, chosen_version
+from tiers import QUICK
 from time_skipping import time_skipping_server
 
 if TYPE_CHECKING:
@@ -45,10 +48,27 @@ def pytest_configure() -> None:
     hear_the_core()
 
 
+def pytest_report_header() -> str:
+    """Name the server."""
+    return f"Temporal {chosen_version()}"
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def temporal_server() -> AsyncIterator[TemporalServer]:
-    """The server that all tests of this process share."""
+async def temporal_server(pytestconfig: pytest.Config) -> AsyncIterator[TemporalServer]:
+    """The server that all tests of this process share; for the quick tier alone none is fetched or built."""
+    if pytestconfig.getoption("tier") == QUICK and cli_at_hand() is None:
+        pytest.skip("there is no Temporal server here yet: `make test-rest` gets one")
     async with TemporalServer() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def newest_temporal_server(temporal_server: TemporalServer) -> AsyncIterator[TemporalServer]:
+    """The newest server, for what no older one does: the shared one, or one beside it."""
+    if temporal_server.version == NEWEST:
+        yield temporal_server
+        return
+    async with TemporalServer(version=NEWEST) as server:
         yield server
 
 
@@ -77,8 +97,8 @@ def task_queue(prefix: str) -> str:
 
 @pytest.fixture
 def redis_url(servers: Servers) -> str:
-    """The Redis that all tests share; each keeps to its own `prefix`. To kill one, ask for `own_server("redis7")`."""
-    return servers["redis7"].url
+    """The Redis that all tests share; each keeps to its own `prefix`. To kill one, ask for `own_server("valkey9")`."""
+    return servers["valkey9"].url
 
 
 @pytest.fixture
@@ -110,10 +130,13 @@ async def worker_process(
 
 
 @pytest.fixture(scope="session")
-def time_skipping_server_path() -> str | None:
-    """What `WorkflowEnvironment.start_time_skipping(test_server_existing_path=...)` starts."""
+def time_skipping() -> dict[str, Any]:
+    """How `WorkflowEnvironment.start_time_skipping` is to start its server: a busy machine takes its time."""
     path = time_skipping_server()
-    return None if path is None else str(path)
+    return {
+        "test_server_existing_path": None if path is None else str(path),
+        "test_server_startup_timeout": timedelta(seconds=30),
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +156,12 @@ async def quiet() -> AsyncIterator[Quiet]:
 def place(temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str) -> Place:
     """The shared servers."""
     return Place(temporal_server, task_queue, redis_url, prefix)
+
+
+@pytest.fixture
+def pausing_place(newest_temporal_server: TemporalServer, task_queue: str, redis_url: str, prefix: str) -> Place:
+    """The shared servers, with one that can pause runs."""
+    return Place(newest_temporal_server, task_queue, redis_url, prefix)
 
 
 @pytest.fixture

@@ -37,10 +37,11 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Replayer
 
-from redlease_temporal import WorkflowConcurrencyLimitExceeded, admission, concurrency
-from redlease_temporal.admission_client import Door
-from redlease_temporal.limited import Entry, Rule, rule_of
-from redlease_temporal.registry import Registry, Watch
+from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
+from redlease_temporal.admission import redis_places
+from redlease_temporal.admission.rule import Entry, Rule, rule_of
+from redlease_temporal.admission.start_interceptor import StartGate
+from redlease_temporal.backends.redis.registry import Registry, Watch
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -262,19 +263,19 @@ async def test_ended_before_it_began(place: Place, places: Semaphore) -> None:
         await eventually(lambda: is_taken(places, 0), FREE_WITHIN)
 
 
-def door_of(client: Client, place: Place) -> tuple[Door, Rule, Any]:
+def door_of(client: Client, place: Place) -> tuple[StartGate, Rule, Any]:
     """Return what takes places for a client, the rule of `Two`, and a start of it."""
     settings = RedleasePlugin(place.redis_url, prefix=place.prefix)._settings
     rule = rule_of("Two")
     assert rule is not None
-    return Door(client.config(), settings), rule, SimpleNamespace(id=f"{place.task_queue}-unknown", args=[Job()])
+    return StartGate(client.config(), settings), rule, SimpleNamespace(id=f"{place.task_queue}-unknown", args=[Job()])
 
 
 async def test_a_start_that_came_through_after_all(
     client: Client, plain: Client, place: Place, places: Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The place of a run whose start seemed to have failed stays taken until that is closed."""
-    monkeypatch.setattr(admission, "PROVISIONAL_MS", 1000)
+    monkeypatch.setattr(redis_places, "PROVISIONAL_MS", 1000)
     door, rule, start = door_of(client, place)
     with pytest.raises(RPCError):
         async with door.place(rule, start):
@@ -290,7 +291,7 @@ async def test_a_start_of_which_nothing_is_known(
     client: Client, place: Place, places: Semaphore, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """Its place is kept for a while, and free then, should there be no run."""
-    monkeypatch.setattr(admission, "PROVISIONAL_MS", 1000)
+    monkeypatch.setattr(redis_places, "PROVISIONAL_MS", 1000)
     door, rule, start = door_of(client, place)
     with pytest.raises(type(error)):
         async with door.place(rule, start):
@@ -305,7 +306,7 @@ async def test_whoever_took_a_place_died(client: Client, place: Place, places: S
     async with door._open() as taking:
         watch = taking.watch_of(Entry("Two", f"{place.task_queue}-gone", 2, chain="gone"))
         await taking._registry.claim(watch)
-        await taking._take(watch, admission.KEPT_MS)
+        await taking._take(watch, redis_places.KEPT_MS)
     assert await taken(places) == 1
     await eventually(lambda: is_taken(places, 0), 10)
 
@@ -328,6 +329,7 @@ async def seconds_until_free(places: Semaphore) -> float:
     return loop.time() - began
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_ten_runs_end(client: Client, place: Place, places: Semaphore, ending: str) -> None:
@@ -341,6 +343,7 @@ async def test_ten_runs_end(client: Client, place: Place, places: Semaphore, end
     assert max(took) < FREE_WITHIN, took
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_runs_end_after_their_worker_was_killed(
@@ -487,7 +490,7 @@ async def test_places_are_taken_again(client: Client, place: Place, places: Sema
 
 async def test_redis_away_at_the_start(place: Place, temporal_server: TemporalServer, own_server: OwnServer) -> None:
     """A run that finds Redis away waits for it, begins when it is back, and is refused if there is no place then."""
-    server = own_server("redis7")
+    server = own_server("valkey9")
     away = Place(temporal_server, place.task_queue, server.url, place.prefix)
     plain = await place.client(plugins=[])
     async with away.serving(WORKFLOWS, []):

@@ -106,6 +106,7 @@ async def test_fifty_starts_at_once(starts: Starts) -> None:
     await end(*running)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_ten_runs_end(starts: Starts, ending: str) -> None:
@@ -122,6 +123,7 @@ async def test_ten_runs_end(starts: Starts, ending: str) -> None:
     assert max(took) < FREE_WITHIN, took
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_runs_end_after_their_worker_was_killed(

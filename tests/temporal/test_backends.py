@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from redlease import Permit
 
+    from temporal_server import TemporalServer
+
 
 BACKENDS = ["redis", "slots", "coordinator"]
 
@@ -41,6 +43,7 @@ def bench(client: Client, task_queue: str, backend: str) -> Bench:
     return Bench(client, task_queue, backend)
 
 
+@pytest.mark.smoke
 async def test_one_at_a_time_with_growing_fences(bench: Bench) -> None:
     """The second has the permit when the first has given it back, under a higher fence."""
     first, second = await bench.actor(), await bench.actor()
@@ -55,6 +58,20 @@ async def test_one_at_a_time_with_growing_fences(bench: Bench) -> None:
     assert await bench.do(second, Actor.release, other)
 
 
+async def test_what_a_prefix_separates(bench: Bench, place: Place, temporal_server: TemporalServer) -> None:
+    """Two prefixes are two resources on Redis; what keeps one without Redis has the resource's name alone."""
+    beside = Place(temporal_server, f"{place.task_queue}-beside", place.redis_url, f"{place.prefix}-beside")
+    async with beside.serving(WORKFLOWS, [guarded]) as client:
+        other = Bench(client, beside.task_queue, bench.on.backend)
+        other.on = bench.on
+        first, second = await bench.actor(), await other.actor()
+        permit: Permit = await bench.do(first, Actor.acquire, Asking())
+        found = await other.do(second, Actor.try_acquire, Asking())
+        assert (found is not None) == (bench.on.backend == "redis")
+        await bench.do(first, Actor.release, permit)
+
+
+@pytest.mark.smoke
 async def test_the_capacity_is_how_many_hold(bench: Bench) -> None:
     """Two of three have a permit of a capacity of two, and the third has none without waiting."""
     actor = await bench.actor()
@@ -65,6 +82,7 @@ async def test_the_capacity_is_how_many_hold(bench: Bench) -> None:
     assert {permit.ticket for permit in snapshot.holders} == {permit.ticket for permit in permits if permit}
 
 
+@pytest.mark.smoke
 async def test_a_permit_says_what_was_asked_for(bench: Bench) -> None:
     """The permit carries the resource, the ticket, the owner, the metadata and the lease."""
     actor = await bench.actor()
@@ -76,6 +94,7 @@ async def test_a_permit_says_what_was_asked_for(bench: Bench) -> None:
     assert permit.expires_at_ms - permit.granted_at_ms == 5000
 
 
+@pytest.mark.smoke
 async def test_a_release_may_be_repeated(bench: Bench) -> None:
     """The first says that it was held, the second that it was not, and neither touches the next holder."""
     first, second = await bench.actor(), await bench.actor()
@@ -95,6 +114,7 @@ async def test_a_release_by_ticket(bench: Bench) -> None:
     assert not await bench.do(second, Actor.release_ticket, "mine")
 
 
+@pytest.mark.smoke
 async def test_a_timeout_leaves_nothing(bench: Bench) -> None:
     """Who gave up is out of the queue, and the permit goes to who comes later."""
     first, second = await bench.actor(), await bench.actor()
@@ -106,6 +126,7 @@ async def test_a_timeout_leaves_nothing(bench: Bench) -> None:
     assert [each.ticket for each in (await bench.seen(first)).holders] == [again.ticket]
 
 
+@pytest.mark.smoke
 async def test_a_wait_that_is_cancelled_leaves_nothing(bench: Bench) -> None:
     """A run cancelled while it waits is granted nothing later."""
     first, third = await bench.actor(), await bench.actor()
@@ -152,6 +173,7 @@ async def test_a_hold_outlives_its_lease(bench: Bench) -> None:
     assert await bench.do(actor, Actor.acquire, Asking(timeout=3))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("how", ["complete", "fail", "cancel"])
 async def test_a_hold_is_released_at_the_end_of_its_run(bench: Bench, how: str) -> None:
     """However the body ends, the permit is free when the run is over."""
@@ -192,6 +214,7 @@ async def test_a_permit_goes_from_run_to_run(bench: Bench) -> None:
     assert await bench.do(actor, Actor.acquire, Asking(timeout=3))
 
 
+@pytest.mark.smoke
 async def test_a_permit_of_another_is_adopted_with_a_new_fence(bench: Bench) -> None:
     """Who had it before is refused from then on, and so is who adopts the old permit after that."""
     first, second, third = [await bench.actor() for _ in range(3)]
@@ -204,6 +227,7 @@ async def test_a_permit_of_another_is_adopted_with_a_new_fence(bench: Bench) -> 
     assert await bench.do(second, Actor.check, adopted)
 
 
+@pytest.mark.smoke
 async def test_a_lost_permit_ends_the_body(bench: Bench) -> None:
     """A hold that somebody released by its ticket ends with LeaseLost."""
     holder, actor = await bench.holder(), await bench.actor()

@@ -43,7 +43,7 @@ AND_AFTER_A_KILL = 10.0
 CLOCKS = 0.25
 WORKER = {"sticky_queue_schedule_to_start_timeout": 2, "max_heartbeat_throttle_interval": HEARTBEAT / 2}
 
-pytestmark = pytest.mark.timeout(60 + 30 * TIMES)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60 + 30 * TIMES)]
 
 
 class Scene:

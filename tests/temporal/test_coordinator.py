@@ -14,8 +14,8 @@ from temporal_tools import events_of, names_of
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowUpdateFailedError
 
-from redlease_temporal import bookkeeping, coordinator
-from redlease_temporal.bookkeeping import Books
+from redlease_temporal.backends.coordinator import queue_state, workflow
+from redlease_temporal.backends.coordinator.queue_state import QueueState
 
 from helpers import eventually
 
@@ -47,13 +47,13 @@ async def test_a_release_that_overtakes_the_delivery_of_its_grant(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a busy worker a release comes in one task with the news that its grant was delivered; nothing leaks."""
-    ask = Books.request
+    ask = QueueState.request
 
     def slowly(*args: Any) -> Any:
         time.sleep(0.02)
         return ask(*args)
 
-    monkeypatch.setattr(Books, "request", slowly)
+    monkeypatch.setattr(QueueState, "request", slowly)
     await asyncio.gather(*(bench.consume(0.0, capacity=2) for _ in range(20)))
     assert overtaken([event.event_type for event in (await keeper(bench).fetch_history()).events]) > 0
     snapshot = await bench.seen(await bench.actor())
@@ -107,7 +107,7 @@ async def test_a_grant_to_a_run_that_does_not_wait_for_it_comes_back(bench: Benc
 
 async def test_first_come_first_served_over_many_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve waiters are served in their order while the coordinator continues as new with them again and again."""
-    monkeypatch.setattr(coordinator, "EVENTS_MAX", 40)
+    monkeypatch.setattr(workflow, "EVENTS_MAX", 40)
     actor = await bench.actor()
     permit = await bench.do(actor, Actor.acquire, Asking())
     first = (await keeper(bench).describe()).run_id
@@ -135,7 +135,7 @@ async def runs_of(bench: Bench) -> list[WorkflowHandle[Any, Any]]:
 
 async def test_it_ends_when_idle_and_loses_no_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends in every gap, is started anew by whoever asks next, and its fences go on growing."""
-    monkeypatch.setattr(bookkeeping, "IDLE_MS", 1)
+    monkeypatch.setattr(queue_state, "IDLE_MS", 1)
     fences: list[int] = []
     runs = set()
 
@@ -181,7 +181,7 @@ async def test_resized_and_released_by_hand(bench: Bench) -> None:
 
 async def test_a_dead_holder_is_noticed_while_others_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """With somebody waiting its run is looked at before its lease of half a minute is over."""
-    monkeypatch.setattr(bookkeeping, "LOOK_MS", 300)
+    monkeypatch.setattr(queue_state, "LOOK_MS", 300)
     holder, actor = await bench.holder(lease=30.0), await bench.actor()
     await holder.execute_update(Holder.until_held)
     await holder.terminate()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from deployment_flows import Imported, RoundTrip, echo
+import redis.asyncio
+from deployment_flows import Collecting, Imported, RoundTrip, echo
 from google.protobuf.duration_pb2 import Duration
 from lock_flows import Locked, Plain, Use, plain, work
 from temporal_tools import Place
@@ -34,6 +37,7 @@ from temporalio.workflow import SandboxImportNotificationPolicy
 from waiting_flows import Wait, Waiter
 
 from redlease import Semaphore
+from redlease_temporal.workflow_side.requests import original_run_of
 
 from helpers import eventually, until_waiting
 
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
     from quiet import Quiet
     from temporal.conftest import OwnTemporalServer
 
-WORKFLOWS = [Imported, Locked, Plain, RoundTrip, Waiter]
+WORKFLOWS = [Collecting, Imported, Locked, Plain, RoundTrip, Waiter]
 ACTIVITIES = [echo, plain, work]
 
 
@@ -192,7 +196,7 @@ async def test_two_queues_of_one_client(place: Place, pool: Semaphore) -> None:
     other = f"{place.task_queue}-other"
     async with worker(place, client, task_queue=other):
         async with worker(place, client):
-            assert len(plugin._relays) == 1
+            assert len(plugin._runtimes) == 1
             fences = await served_after(
                 pool,
                 contend(place, client, pool, "-one"),
@@ -235,7 +239,7 @@ async def is_there(client: Client) -> bool:
     return False
 
 
-@pytest.mark.parametrize("module", ["redlease_temporal", "redlease_temporal.run"])
+@pytest.mark.parametrize("module", ["redlease_temporal", "redlease_temporal.workflow_side.run"])
 def test_workflow_code_needs_no_redis(module: str) -> None:
     """In a fresh process the import of what workflows use imports neither redis nor the client."""
     code = f"import sys, {module}; print(*(name for name in sys.modules if name.startswith('redis')), end=' ')"
@@ -283,6 +287,25 @@ async def test_the_sandbox(place: Place, pool: Semaphore, quiet: Quiet, name: st
         await served_after(pool, contend(place, client, pool))
 
 
+@pytest.mark.parametrize("kind", [redis.asyncio.ConnectionPool, redis.asyncio.BlockingConnectionPool])
+async def test_garbage_that_is_collected_in_a_workflow(place: Place, kind: Any) -> None:
+    """A pool of redis-py imports modules as it is collected; a workflow whose thread does so is not warned of them."""
+    client = await place.client()
+    async with worker(place, client):
+        gc.collect()
+        gc.disable()
+        try:
+            pool = kind()
+            pool._available_connections.append(pool)  # a pool with a connection, in a circle
+            del pool
+            collected = await client.execute_workflow(
+                Collecting.run, id=f"{place.task_queue}-collecting", task_queue=place.task_queue
+            )
+        finally:
+            gc.enable()
+    assert collected
+
+
 async def test_without_the_sandbox(place: Place, pool: Semaphore) -> None:
     """Workflows with locks run without the sandbox."""
     client = await place.client()
@@ -292,6 +315,30 @@ async def test_without_the_sandbox(place: Place, pool: Semaphore) -> None:
         )
         assert permit.fence
         await served_after(pool, contend(place, client, pool))
+
+
+async def test_the_block_of_a_worker_ends_after_its_relay(place: Place) -> None:
+    """With any SDK the relay has left, and closed its connection, when the block of the last worker is left."""
+    plugin = place.plugin()
+    client = await place.client(plugins=[plugin])
+    async with worker(place, client):
+        await client.execute_workflow(Plain.run, id=place.task_queue, task_queue=place.task_queue)
+    assert not plugin._runtime_of(client).relay()._tasks
+
+
+@pytest.mark.parametrize(
+    ("told", "original"),
+    [
+        ({"original_execution_run_id": "a", "continued_run_id": None}, "a"),
+        ({"original_execution_run_id": "b", "continued_run_id": "a"}, "b"),
+        ({"continued_run_id": None}, "a"),
+        ({"continued_run_id": "a"}, "c"),
+    ],
+)
+def test_the_run_before_a_reset(told: dict[str, Any], original: str) -> None:
+    """Run c is of a chain that a began, and an SDK may not tell what it was before a reset."""
+    info: Any = SimpleNamespace(run_id="c", first_execution_run_id="a", **told)
+    assert original_run_of(info) == original
 
 
 async def test_a_worker_without_the_plugin(place: Place) -> None:

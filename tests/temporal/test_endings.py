@@ -286,6 +286,7 @@ async def test_reset_and_terminated(client: Client, place: Place, pool: Semaphor
 # Workers go
 
 
+@pytest.mark.slow
 async def test_worker_killed(
     temporal_client: Client, place: Place, pool: Semaphore, worker_process: StartWorkerProcess
 ) -> None:
@@ -300,16 +301,17 @@ async def test_worker_killed(
     assert await holder_of(pool) == 0
 
 
+@pytest.mark.slow
 async def test_worker_restarted(
     temporal_client: Client, place: Place, pool: Semaphore, worker_process: StartWorkerProcess
 ) -> None:
-    """A hold of 20 s on a lease of 3 s keeps its fence while the only worker is shut down and another one started."""
+    """A hold of 24 s on a lease of 8 s keeps its fence while the only worker is shut down and another one started."""
     first = await worker_process("lock_flows", worker=WIDE)
     handle = await temporal_client.start_workflow(
-        Sleeper.run, Use("r", lease=3.0), id=place.task_queue, task_queue=place.task_queue
+        Sleeper.run, Use("r", lease=8.0), id=place.task_queue, task_queue=place.task_queue
     )
-    fence = await eventually(lambda: holder_of(pool))
-    looking = asyncio.create_task(stays_held(pool, fence, 20))
+    fence = await eventually(lambda: holder_of(pool), 15)
+    looking = asyncio.create_task(stays_held(pool, fence, 24))
     await asyncio.sleep(8)
     first.terminate()
     await first.ended()
@@ -320,6 +322,7 @@ async def test_worker_restarted(
     assert (await second.event("begin"))["fence"] == fence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["terminate", "kill"])
 async def test_all_workers_away(
     temporal_client: Client, place: Place, pool: Semaphore, worker_process: StartWorkerProcess, how: str
@@ -350,6 +353,7 @@ async def is_held_by(handle: WorkflowHandle[Any, Any]) -> int:
 # Redis is away
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1.5, 4.0])
 async def test_redis_away(
     temporal_server: TemporalServer,
@@ -360,7 +364,7 @@ async def test_redis_away(
     seconds: float,
 ) -> None:
     """A permit outlasts an outage of Redis shorter than its lease; after a longer one the body gets LeaseLost."""
-    redis = own_server("redis7")
+    redis = own_server("valkey9")
     place = Place(temporal_server, task_queue, redis.url, prefix)
     pool = (await make_client(url=redis.url)).lock("r")
     async with place.serving(WORKFLOWS, ACTIVITIES) as client:
@@ -382,7 +386,7 @@ async def test_redis_emptied(
     temporal_server: TemporalServer, task_queue: str, prefix: str, own_server: OwnServer
 ) -> None:
     """When Redis has lost its data, the body gets LeaseLost within a lease."""
-    redis = own_server("redis7")
+    redis = own_server("valkey9")
     place = Place(temporal_server, task_queue, redis.url, prefix)
     async with place.serving(WORKFLOWS, ACTIVITIES) as client:
         handle = await client.start_workflow(Sleeper.run, Use("r", lease=3.0), id=task_queue, task_queue=task_queue)
@@ -395,6 +399,7 @@ async def test_redis_emptied(
 # Temporal is away
 
 
+@pytest.mark.slow
 async def test_temporal_away_for_a_while(
     own_temporal_server: OwnTemporalServer, task_queue: str, redis_url: str, prefix: str, pool: Semaphore
 ) -> None:
@@ -414,6 +419,7 @@ async def test_temporal_away_for_a_while(
         assert await handle.result() == "complete True"
 
 
+@pytest.mark.slow
 async def test_temporal_away_for_long(
     own_temporal_server: OwnTemporalServer, task_queue: str, redis_url: str, prefix: str, pool: Semaphore
 ) -> None:

@@ -106,6 +106,7 @@ async def test_postgresql_refuses_a_late_writer(surroundings: dict[str, str], po
     assert_kept("ledger", await output_of("ledger", **surroundings, DATABASE_URL=postgres))
 
 
+@pytest.mark.slow
 async def test_an_example_brings_its_own_servers() -> None:
     """With neither server named it starts both, and ends them."""
     assert_kept("gpu_pool", await output_of("gpu_pool", TEMPORAL_ADDRESS="", REDIS_URL="", PATH=path_with_cli()))

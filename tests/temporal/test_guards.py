@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
@@ -44,6 +45,7 @@ async def test_a_run_that_is_reset_to_inside_its_block(bench: Bench) -> None:
 
 async def test_a_child_that_outlives_its_parents_hold(bench: Bench) -> None:
     """The clean-up of a child does not begin beside the next holder, though its parent left the hold in good time."""
+    bench.on = dataclasses.replace(bench.on, lease=20.0)  # nobody renews what the actor acquires
     child_id = f"{bench.queue}-child"
     parent, actor = await bench.start(LeavesAChild.run, bench.on, child_id), await bench.actor()
     permit = await bench.do(actor, Actor.acquire, Asking(timeout=20))

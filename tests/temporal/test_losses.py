@@ -30,7 +30,7 @@ from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, ChildWorkflowError
 
 from redlease import Semaphore
-from redlease_temporal.calls import LOST_SIGNAL, Lost
+from redlease_temporal.payloads.locks import LOST_SIGNAL, Lost
 
 from helpers import eventually
 
@@ -414,6 +414,7 @@ async def test_orphan_of_a_terminated_run(
         assert permit.fence > fence
 
 
+@pytest.mark.slow
 async def test_orphan_of_an_open_run(
     temporal_client: Client, place: Place, pool: Semaphore, worker_process: StartWorkerProcess
 ) -> None:

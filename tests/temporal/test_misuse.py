@@ -14,13 +14,16 @@ import redis.asyncio
 from exclusive_flows import Calling, Order, call_alone
 from lock_flows import Locked, Use, work
 from temporal_tools import Place
+from temporalio.api.failure.v1 import Failure
 from temporalio.client import Client, WorkflowFailureError
+from temporalio.converter import DataConverter
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import Worker
 
 from redlease import Redlease
-from redlease_temporal import LeaseLost, SequenceFailed, outside
-from redlease_temporal.limited import resource_of
+from redlease_temporal import LeaseLost, SequenceFailed, lock, outside, semaphore
+from redlease_temporal.admission.rule import resource_of
+from redlease_temporal.errors import misused
 from redlease_temporal.worker import RedleasePlugin
 
 if TYPE_CHECKING:
@@ -121,6 +124,31 @@ async def test_an_owner_that_a_slot_could_not_read(place: Place, owner: Any) -> 
         assert await pool.release(permit)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lock(""),
+        lambda: semaphore("r", 0),
+        lambda: lock("r", backend="none"),
+        lambda: semaphore("r", 2000, backend="slots"),
+        lambda: lock("r").hold(on_lost="ignore"),  # type: ignore[arg-type]
+    ],
+)
+async def test_misuse_in_a_workflow_is_a_value_error(make: Callable[[], object]) -> None:
+    """It is caught as elsewhere, and crosses as the failure that it always was: of that type, for good."""
+    with pytest.raises(ValueError, match=r"name|capacity|backend|on_lost") as caught:
+        make()
+    failure = Failure()
+    await DataConverter.default.encode_failure(caught.value, failure)
+    assert isinstance(caught.value, ApplicationError)
+    assert failure.message == caught.value.message
+    assert not failure.message.startswith("ValueError")
+    assert failure.application_failure_info.type == "ValueError"
+    assert failure.application_failure_info.non_retryable
+    decoded = await DataConverter.default.decode_failure(failure)
+    assert str(decoded) == str(caught.value) == f"ValueError: {failure.message}"
+
+
 def test_no_two_limits_have_one_name() -> None:
     """Whatever colons there are in workflow types and keys, each pair has places of its own."""
     pairs = [("a", None), ("a", "b"), ("a", "b:c"), ("a:b", None), ("a:b", "c"), ("a%3Ab", None), ("a%3Ab", "c")]
@@ -133,6 +161,7 @@ def test_no_two_limits_have_one_name() -> None:
     [
         LeaseLost("it is gone", resource="r", ticket="t"),
         SequenceFailed("it failed", resource="r", index=3, results=[1, "two"]),
+        misused("it cannot be"),
     ],
 )
 def test_an_error_can_be_copied(error: Any, how: Callable[[Any], Any]) -> None:

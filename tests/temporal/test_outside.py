@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +12,9 @@ from backend_bench import Bench, without_redis
 from backend_flows import Actor, Asking, Holder
 from temporalio.client import Client
 
-from redlease import AcquireTimeout, LeaseLost
+from redlease import AcquireTimeout, LeaseLost, Unavailable
 from redlease_temporal import outside
+from redlease_temporal.backends.slots.activities import SLOTS
 
 from helpers import cancel, eventually
 
@@ -66,16 +69,17 @@ async def test_services_and_workflows_exclude_each_other(bench: Bench, pool: Slo
     assert not await pool.check(permit)
 
 
-async def test_a_hold_is_renewed(bench: Bench, pool: SlotSemaphore) -> None:
+async def test_a_hold_is_renewed(bench: Bench) -> None:
     """It outlives its lease, with the fence that it had."""
+    pool = outside.lock(bench.client, bench.on.resource, lease=6.0)  # a busy machine stands still for seconds
     actor = await bench.actor()
     async with pool.hold() as hold:
         fence = hold.fence
-        assert await bench.failing(actor, Actor.acquire, Asking(timeout=3.5)) == "AcquireTimeout"
+        assert await bench.failing(actor, Actor.acquire, Asking(timeout=8)) == "AcquireTimeout"
         hold.check()
         assert (hold.fence, hold.lost) == (fence, False)
-        assert 0 < hold.remaining() <= 2.0
-    assert await bench.do(actor, Actor.acquire, Asking(timeout=3))
+        assert 0 < hold.remaining() <= 6.0
+    assert await bench.do(actor, Actor.acquire, Asking(timeout=10))
 
 
 async def test_what_nobody_renews_lapses(pool: SlotSemaphore) -> None:
@@ -121,6 +125,50 @@ async def test_the_error_of_a_body_is_kept(bench: Bench, pool: SlotSemaphore) ->
             finally:
                 raise ZeroDivisionError
     assert any("no longer held" in note for note in raised.value.__notes__)
+
+
+async def test_a_hold_tells_of_its_loss_by_the_clock(pool: SlotSemaphore) -> None:
+    """While the loop stands still a thread is told of the end of the lease, and so is the block when it ends then."""
+
+    def watched(hold: outside.SlotHold) -> None:
+        hold.check()
+        deadline = time.monotonic() + 20
+        while hold.remaining() > 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert hold.lost
+        with pytest.raises(LeaseLost):
+            hold.check()
+
+    with pytest.raises(LeaseLost), ThreadPoolExecutor(1) as threads:
+        async with pool.hold() as hold:
+            threads.submit(watched, hold).result()
+    assert hold.lost
+    async with pool.hold() as hold:
+        pass
+    assert not hold.lost
+    assert hold.remaining() == 0
+
+
+async def test_a_server_that_is_away_is_no_contention(pool: SlotSemaphore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits in vain while no slot can be asked is told that, and not that others hold it."""
+    permit = await pool.acquire()
+
+    async def away(*_: object) -> str:
+        raise SLOTS.unavailable(pool.name, RuntimeError("nobody is there"))
+
+    async def silent(*_: object) -> str:
+        await asyncio.sleep(30)
+        return ""
+
+    for taking in (away, silent):
+        with monkeypatch.context() as patched, pytest.raises(Unavailable, match="did not answer") as caught:
+            patched.setattr(pool, "_take", taking)
+            await pool.acquire(timeout=0.3)
+        assert not isinstance(caught.value, AcquireTimeout)
+    with pytest.raises(AcquireTimeout):
+        await pool.acquire(timeout=0.3)
+    await pool.release(permit)
 
 
 async def test_giving_up_leaves_nothing(pool: SlotSemaphore) -> None:
@@ -182,6 +230,7 @@ async def test_a_block_left_by_cancellation(pool: SlotSemaphore) -> None:
         await pool.release(await pool.acquire(timeout=1))
 
 
+@pytest.mark.slow
 async def test_waiting_while_the_server_is_away(own_temporal_server: OwnTemporalServer, prefix: str) -> None:
     """A request outlasts an outage, as its timeout allows."""
     server = await own_temporal_server(keep=True)

@@ -23,7 +23,7 @@ SECTION = README.split("\n## In Temporal workflows\n")[1].split("\n## ")[0]
 DOCS = (ROOT / "docs" / "temporal.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
 
-# A program that ends right after it used the SDK is ended as in tests/temporal_worker.py.
+# A program that ends right after it used the SDK is ended as in tests/support/temporal_worker.py.
 RUN = "import os, runpy, sys; runpy.run_path('main.py', run_name='__main__'); sys.stdout.flush(); os._exit(0)"
 
 

@@ -1,4 +1,4 @@
-"""The histories of every release replay on this one, without Redis. `tests/record_histories.py` records them."""
+"""The histories of every release replay on this one, without Redis. `tests/support/record_histories.py` records."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from temporalio import workflow
 from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
-from redlease_temporal.coordinator import Coordinator
-from redlease_temporal.place_workflow import PlaceWorkflow
-from redlease_temporal.sequence_workflow import SequenceWorkflow
-from redlease_temporal.slot import Slot
+from redlease_temporal.plugin.runtime import LIBRARY_WORKFLOWS
 from redlease_temporal.worker import RedleasePlugin
 
 if TYPE_CHECKING:
@@ -27,9 +24,8 @@ RECORDED = sorted(HISTORIES.glob("*/*.json"))
 
 
 def replayer() -> Replayer:
-    """Return what replays, with a plugin whose Redis does not exist."""
-    library = [Coordinator, PlaceWorkflow, SequenceWorkflow, Slot]
-    return Replayer(workflows=[*WORKFLOWS, *library], plugins=[RedleasePlugin("redis://nowhere.invalid")])
+    """Return what replays users' workflows, and the library's own, with a plugin whose Redis does not exist."""
+    return Replayer(workflows=WORKFLOWS, plugins=[RedleasePlugin("redis://nowhere.invalid")])
 
 
 def history_of(path: Path, text: str | None = None) -> WorkflowHistory:
@@ -41,6 +37,12 @@ def history_of(path: Path, text: str | None = None) -> WorkflowHistory:
 async def test_a_recorded_history_replays(path: Path) -> None:
     """What a release has written into users' histories is what this code comes to again."""
     await replayer().replay_workflow(history_of(path))
+
+
+async def test_a_replayer_that_was_given_the_librarys_workflows() -> None:
+    """Who passed them himself may go on doing so."""
+    given = Replayer(workflows=[*WORKFLOWS, *LIBRARY_WORKFLOWS], plugins=[RedleasePlugin()])
+    await given.replay_workflow(history_of(HISTORIES / version() / "coordinator_keeper_itself.json"))
 
 
 def test_every_pattern_is_recorded() -> None:

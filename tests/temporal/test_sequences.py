@@ -17,8 +17,8 @@ from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlre
 from temporalio.worker import Replayer, Worker
 
 from redlease_temporal import SequenceFailed
+from redlease_temporal.sequence.workflow import SequenceWorkflow
 from redlease_temporal.sequence_client import Sequence
-from redlease_temporal.sequence_workflow import SequenceWorkflow
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -339,7 +339,7 @@ async def began_anew(client: Client, book: str) -> bool:
 
 
 async def test_appends_meet_a_sequence_that_ends(ledger: Sequence, client: Client, book: str) -> None:
-    """Each of 120 calls by three services has its result, though the sequence ends and is started anew between them."""
+    """Each of 121 calls by three services has its result, though the sequence ends and is started anew between them."""
 
     async def append(service: int) -> None:
         for number in range(40):
@@ -349,13 +349,15 @@ async def test_appends_meet_a_sequence_that_ends(ledger: Sequence, client: Clien
                 await asyncio.sleep(0.03)  # long enough for the sequence to end
 
     await asyncio.gather(*(append(service) for service in range(3)))
-    assert len(effects(book)) == 120
+    await run_of(client, book).result()  # should it not have ended between them, it begins anew for this one
+    assert (await ledger.append(Item(999, book))).index == 999
+    assert len(effects(book)) == 121
     assert one_at_a_time(book)
-    await eventually(lambda: began_anew(client, book))
+    await eventually(lambda: began_anew(client, book), 20)
 
 
 async def test_callers_meet_a_sequence_that_ends(client: Client, place: Place, book: str) -> None:
-    """Each of 48 workflows, four at a time, has its item done, though the sequence ends between them."""
+    """Each of 49 workflows, four at a time, has its item done, though the sequence ends between them."""
 
     async def hand_over(index: int) -> None:
         handle = await handed(client, place, str(index), [Item(index, book)])
@@ -364,9 +366,11 @@ async def test_callers_meet_a_sequence_that_ends(client: Client, place: Place, b
     for number in range(12):
         # As the last of these is done the sequence ends, and the next ones come.
         await asyncio.gather(*(hand_over(100 * caller + number) for caller in range(4)))
-    assert len([line for line in trace(book) if line.startswith("begin")]) == 48
+    await run_of(client, book).result()
+    await hand_over(999)
+    assert len([line for line in trace(book) if line.startswith("begin")]) == 49
     assert one_at_a_time(book)
-    await eventually(lambda: began_anew(client, book))
+    await eventually(lambda: began_anew(client, book), 20)
 
 
 # Over long lists, and deaths
@@ -395,6 +399,7 @@ async def test_a_long_list_continues_as_new(
     assert one_at_a_time(book)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_workers_are_killed(
     temporal_client: Client, place: Place, worker_process: StartWorkerProcess, book: str

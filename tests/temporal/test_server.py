@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from temporalio.api.enums.v1 import EventType
+from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
@@ -17,11 +18,30 @@ from temporalio.worker import Worker
 from helpers import eventually
 from quiet import Quiet
 from temporal_flows import Broken, Sleep, Stay, Steps, step
+from temporal_server import NEWEST, chosen_version
 
 if TYPE_CHECKING:
     from temporal.conftest import OwnTemporalServer, StartWorkerProcess
+    from temporal_server import TemporalServer
 
 PLAIN: dict[str, Any] = {"plugin": False}
+
+
+async def test_the_server_is_the_one_that_was_chosen(
+    temporal_server: TemporalServer, newest_temporal_server: TemporalServer
+) -> None:
+    """The tests run on the newest server where REDLEASE_TEMPORAL names it, and those that need it have it always."""
+    assert (temporal_server is newest_temporal_server) == (chosen_version() == NEWEST)
+    client = await Client.connect(newest_temporal_server.address)
+    told = await client.workflow_service.get_system_info(GetSystemInfoRequest())
+    assert told.server_version == NEWEST
+
+
+def test_a_version_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slip in the name does not run all tests on another server."""
+    monkeypatch.setenv("REDLEASE_TEMPORAL", "1.32")
+    with pytest.raises(ValueError, match=r"1\.29\.1 and 1\.32\.0"):
+        chosen_version()
 
 
 async def test_tasks_are_dispatched_at_once(temporal_client: Client, task_queue: str) -> None:
@@ -90,12 +110,10 @@ async def test_a_restarted_server_keeps_what_it_is_told_to_keep(own_temporal_ser
         assert await handle.result() == 1
 
 
-async def test_an_hour_is_skipped(time_skipping_server_path: str | None, task_queue: str) -> None:
+async def test_an_hour_is_skipped(time_skipping: dict[str, Any], task_queue: str) -> None:
     """A workflow that sleeps an hour by its own clock is over in seconds of ours."""
     async with (
-        await WorkflowEnvironment.start_time_skipping(
-            test_server_existing_path=time_skipping_server_path
-        ) as environment,
+        await WorkflowEnvironment.start_time_skipping(**time_skipping) as environment,
         Worker(environment.client, task_queue=task_queue, workflows=[Sleep]),
     ):
         slept = await environment.client.execute_workflow(Sleep.run, id=task_queue, task_queue=task_queue)

@@ -28,12 +28,10 @@ SLACK = 10.0  # seconds of skipped time that pass while messages are on their wa
 
 
 @pytest.fixture
-async def skipping(time_skipping_server_path: str | None, task_queue: str, prefix: str) -> AsyncIterator[Client]:
+async def skipping(time_skipping: dict[str, Any], task_queue: str, prefix: str) -> AsyncIterator[Client]:
     """A client of a server that skips time, beside a worker."""
     async with (
-        await WorkflowEnvironment.start_time_skipping(
-            test_server_existing_path=time_skipping_server_path, plugins=[RedleasePlugin(prefix=prefix)]
-        ) as env,
+        await WorkflowEnvironment.start_time_skipping(**time_skipping, plugins=[RedleasePlugin(prefix=prefix)]) as env,
         Worker(env.client, task_queue=task_queue, workflows=WORKFLOWS, activities=[guarded]),
     ):
         yield env.client
@@ -130,11 +128,11 @@ async def test_max_hold_is_how_long_it_is_kept(at: Skipping, on: On) -> None:
     assert 1.5 * HOUR <= over - held < 2.5 * HOUR + 60
 
 
-async def test_the_server_strands_a_run(time_skipping_server_path: str | None, task_queue: str) -> None:
+async def test_the_server_strands_a_run(time_skipping: dict[str, Any], task_queue: str) -> None:
     """By refusing to cancel a timer, with no part of the library in it: `Stranding` tells that from a mere wait."""
     async with (
         Stranding() as stranding,
-        await WorkflowEnvironment.start_time_skipping(test_server_existing_path=time_skipping_server_path) as env,
+        await WorkflowEnvironment.start_time_skipping(**time_skipping) as env,
         Worker(env.client, task_queue=task_queue, workflows=[Overtaken], activities=[take_time]),
         asyncio.timeout(30),
     ):

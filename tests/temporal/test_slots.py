@@ -19,7 +19,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
-from redlease_temporal import slot_backend
+from redlease_temporal.backends.slots import activities, backend
+from redlease_temporal.common.descriptions import Description, describe
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -134,17 +135,17 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], list[tuple[str
     """Let the server once not say how a slot stands, when an activity asks for a workflow; returns who was let down."""
 
     def once(activity_type: str, workflow_type: str) -> list[tuple[str, str]]:
-        describe, let_down = WorkflowHandle.describe, list[tuple[str, str]]()
+        let_down = list[tuple[str, str]]()
 
-        async def describing(self: WorkflowHandle[Any, Any], **options: Any) -> Any:
+        async def describing(client: Client, *args: Any, **options: Any) -> Description:
             info = activity.info() if activity.in_activity() else None
             asks = info is not None and (info.activity_type, info.workflow_type) == (activity_type, workflow_type)
-            if info is not None and asks and self.id.startswith("permit:") and not let_down:
+            if info is not None and asks and not let_down:
                 let_down.append((info.workflow_id or "", info.workflow_run_id or ""))
                 raise RPCError("away for a moment", RPCStatusCode.UNAVAILABLE, b"")
-            return await describe(self, **options)
+            return await describe(client, *args, **options)
 
-        monkeypatch.setattr(WorkflowHandle, "describe", describing)
+        monkeypatch.setattr(activities, "describe", describing)
         return let_down
 
     return once
@@ -277,7 +278,7 @@ async def test_an_offer_to_a_run_that_gave_up_goes_on(bench: Bench) -> None:
 
 async def test_the_net_catches_who_was_not_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot that is terminated says nothing to its line, and those in it find out by themselves."""
-    monkeypatch.setattr(slot_backend, "BACKOFF_S", (0.5, 0.5))
+    monkeypatch.setattr(backend, "BACKOFF_S", (0.5, 0.5))
     actor, waiting = await bench.actor(), await bench.holder()
     await waiting.execute_update(Holder.until_held)
     second = await bench.holder()
@@ -342,16 +343,13 @@ async def test_the_makespan_of_the_demo(bench: Bench) -> None:
     await bench.makespan_within(2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_two_hundred_wait_for_ten_minutes(
-    time_skipping_server_path: str | None, task_queue: str, prefix: str
-) -> None:
+async def test_two_hundred_wait_for_ten_minutes(time_skipping: dict[str, Any], task_queue: str, prefix: str) -> None:
     """On one slot set in skipped time, no workflow's history grows over 2,000 events."""
     async with (
         Stranding() as stranding,
-        await WorkflowEnvironment.start_time_skipping(
-            test_server_existing_path=time_skipping_server_path, plugins=[RedleasePlugin(prefix=prefix)]
-        ) as env,
+        await WorkflowEnvironment.start_time_skipping(**time_skipping, plugins=[RedleasePlugin(prefix=prefix)]) as env,
         Worker(env.client, task_queue=task_queue, workflows=WORKFLOWS, activities=[guarded]),
         asyncio.timeout(270),  # before the runner's own limit, over which no worker ends
     ):
@@ -385,6 +383,7 @@ async def runs_of(bench: Bench, number: int) -> list[WorkflowHandle[Any, Any]]:
     return runs
 
 
+@pytest.mark.slow
 async def test_the_process_that_ushers_is_killed(
     temporal_server: TemporalServer, task_queue: str, worker_process: StartWorkerProcess
 ) -> None:

@@ -12,23 +12,26 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
+from redlease_temporal.backends.redis import telling, tracker
 from redlease_temporal.testing import InMemoryPlugin
-from redlease_temporal.watcher import Watcher
 
 from helpers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from redlease import Permit
+    from redlease_temporal.backends.redis.registry import Watch
+
     from temporal_server import TemporalServer
 
 
 @pytest.fixture
-async def skipping(time_skipping_server_path: str | None, task_queue: str) -> AsyncIterator[Client]:
+async def skipping(time_skipping: dict[str, Any], task_queue: str) -> AsyncIterator[Client]:
     """A client of a server that skips time, beside a worker."""
     async with (
         await WorkflowEnvironment.start_time_skipping(
-            test_server_existing_path=time_skipping_server_path, plugins=[InMemoryPlugin(time_skipping=True)]
+            **time_skipping, plugins=[InMemoryPlugin(time_skipping=True)]
         ) as env,
         Worker(env.client, task_queue=task_queue, workflows=[Hours, Impatient], activities=[note]),
     ):
@@ -52,13 +55,13 @@ async def test_no_time_is_skipped_between_a_release_and_the_next_grant(
     skipping: Client, task_queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A grant that is told late is told before the workflow that released goes on, so nobody times out meanwhile."""
-    tell = Watcher._tell_of_grant
+    tell = telling.tell_of_grant
 
-    async def late(watcher: Watcher, token: str) -> None:
+    async def late(temporal: Client, watch: Watch, token: str, permit: Permit) -> None:
         await asyncio.sleep(0.3)
-        await tell(watcher, token)
+        await tell(temporal, watch, token, permit)
 
-    monkeypatch.setattr(Watcher, "_tell_of_grant", late)
+    monkeypatch.setattr(tracker, "tell_of_grant", late)
     await test_hours_pass_while_some_hold_and_others_wait(skipping, task_queue)
 
 

@@ -1,1 +1,1 @@
-"""`redlease demo`: eight processes share three permits, two of them are killed, and what happened is judged."""
+"""`redlease demo`: eight processes share three permits, two are killed, and the promises are checked."""

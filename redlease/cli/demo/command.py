@@ -1,4 +1,4 @@
-"""The demo as a command: runs it, shows it, judges it, and writes its timeline."""
+"""The demo command: runs the demo, shows it, judges it, and writes its timeline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .verdict import judge
 
 
 def run_demo(url: str | None, *, rounds: int, prefix: str, timeline: Path, as_json: bool) -> bool:
-    """Runs the demo; whether every promise was kept."""
+    """Runs the demo; returns True if every promise was kept."""
     timeline.parent.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False, soft_wrap=True)
     evidence = asyncio.run(_shown(console, url, rounds, prefix, quiet=as_json))
@@ -38,7 +38,7 @@ def run_demo(url: str | None, *, rounds: int, prefix: str, timeline: Path, as_js
 
 
 async def _shown(console: Console, url: str | None, rounds: int, prefix: str, *, quiet: bool) -> Evidence:
-    """The run, with what a person is to see of it meanwhile: a live table on a terminal, lines elsewhere."""
+    """Runs the demo and shows it meanwhile: as a live table on a terminal, as lines elsewhere."""
     screen = Screen()
 
     def notice(what: Notice) -> None:

@@ -1,7 +1,7 @@
-"""One consumer process: takes the semaphore some times, and tells each step with the moment at which it took it.
+"""One consumer process: acquires the semaphore several times, and reports each step with its time.
 
-It says that it is ready, is given its job as a line of JSON on standard input, tells its steps as lines of JSON on
-standard output, and ends when its input ends: with its parent, however that came to its end. Run as
+It reports that it is ready, reads its job as a line of JSON from standard input, writes its steps as lines of JSON to
+standard output, and exits when its input ends, which it does when the parent exits, however that happens. Run it as
 `python -m redlease.cli.demo.consumer`.
 """
 
@@ -21,7 +21,7 @@ from redlease import LeaseLost, Redlease, Semaphore
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a consumer is to do; times in seconds."""
+    """The settings of a consumer; times in seconds."""
 
     name: str
     url: str
@@ -35,7 +35,7 @@ class Job:
     rests: tuple[float, float]
 
     def as_line(self) -> bytes:
-        """The job as it is handed over."""
+        """Returns the job as a line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
@@ -43,13 +43,13 @@ READY = b"ready\n"
 
 
 def tell(did: str, ticket: str, **more: Any) -> None:
-    """Tells a step, in one write, so that a process killed right after has told it whole."""
+    """Reports a step in one write, so that the line is complete even if the process is killed right after."""
     line = json.dumps({"did": did, "ticket": ticket, "at": time.monotonic(), **more})
     os.write(sys.stdout.fileno(), line.encode() + b"\n")
 
 
 async def work(job: Job) -> None:
-    """All rounds."""
+    """Runs all rounds."""
     settings: dict[str, Any] = {"lease": job.lease, "waiter_lease": job.lease, "idle_ttl": job.idle_ttl}
     async with Redlease.from_url(job.url, prefix=job.prefix, owner=job.name, **settings) as client:
         pool = client.semaphore(job.resource, capacity=job.capacity)
@@ -59,7 +59,7 @@ async def work(job: Job) -> None:
 
 
 async def _round(pool: Semaphore, ticket: str, job: Job) -> None:
-    """One turn inside. It is left, as all others see it, before the permit is given back."""
+    """Holds the permit once. Reports "leave" before the permit is released."""
     tell("ask", ticket)
     lost = True
     try:
@@ -71,11 +71,11 @@ async def _round(pool: Semaphore, ticket: str, job: Job) -> None:
             finally:
                 tell("leave", ticket, lost=lost)
     except LeaseLost:
-        return  # the one who judges has been told
+        return  # "leave" has reported it
 
 
 async def main() -> None:
-    """Works until it is done, or until its parent wants or has no more of it."""
+    """Works until all rounds are done or its input ends."""
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     os.write(sys.stdout.fileno(), READY)

@@ -1,7 +1,7 @@
-"""What is seen of a run, by those who do not depend on each other: the consumers, the server, the one who kills.
+"""The records of a run from independent observers: the consumers, the server, and the process that kills.
 
-Moments are seconds of the machine's monotonic clock, which all its processes share, counted from the start of the run.
-Only what ends in `_ms` is by the server's clock; the two are never compared.
+Times are seconds of the machine's monotonic clock, which all its processes share, from the start of the run. Only
+fields that end in `_ms` are times of the server's clock; the two are never compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ KillKind = Literal["holder", "waiter"]
 
 @dataclass(slots=True)
 class Turn:
-    """One time that a consumer asked, as it told itself."""
+    """One acquire of a consumer, as the consumer reported it."""
 
     consumer: str
     ticket: str
@@ -29,7 +29,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Sighting:
-    """The resource as the server showed it: tickets, the waiters in the order of the queue."""
+    """A snapshot of the resource from the server: tickets, with the waiters in the order of the queue."""
 
     at: float
     holders: list[str]
@@ -42,14 +42,14 @@ class Kill:
     """A consumer killed -9 while the server had its ticket as `kind`.
 
     Attributes:
-        kind: What it was.
-        consumer: Who.
-        ticket: Of what it held or waited for.
-        at: When.
-        lease: Of its permit or place, in seconds.
-        holds_from: Since when it took a unit, dead; a dead waiter is granted in its turn while its place lasts.
-        holds_until: When that lease ends: the earliest moment that it can be, by what the server told.
-        gone_at: The first moment at which the server showed its ticket no more.
+        kind: Whether it held or waited.
+        consumer: Its name.
+        ticket: The ticket that it held or waited with.
+        at: When it was killed.
+        lease: The lease of its permit or place, in seconds.
+        holds_from: Since when the dead consumer used a unit; a dead waiter can be granted while its place lasts.
+        holds_until: When that lease ends at the earliest, by the server's snapshots.
+        gone_at: When a snapshot first no longer contained its ticket.
     """
 
     kind: KillKind
@@ -63,7 +63,7 @@ class Kill:
 
     @property
     def holds(self) -> tuple[float, float] | None:
-        """From when to when it took a unit, dead, if it did."""
+        """The span in which the dead consumer used a unit, if it did."""
         if self.holds_from is None or self.holds_until is None:
             return None
         return self.holds_from, self.holds_until
@@ -71,7 +71,7 @@ class Kill:
 
 @dataclass(slots=True)
 class Evidence:
-    """All of it."""
+    """All records of a run."""
 
     resource: str
     capacity: int
@@ -83,7 +83,7 @@ class Evidence:
     ended_at: float = 0.0
 
     def record(self, consumer: str, told: dict[str, Any], at: float) -> Turn:
-        """Writes down one event that a consumer told: what it did, with which ticket, and when."""
+        """Records one event that a consumer reported: what it did, with which ticket, and when."""
         ticket = told["ticket"]
         if told["did"] == "ask":
             self.turns[ticket] = Turn(consumer, ticket, at)
@@ -95,15 +95,15 @@ class Evidence:
         return turn
 
     def killed(self, consumer: str) -> Kill | None:
-        """How this consumer was killed, if it was."""
+        """Returns the kill of this consumer, if it was killed."""
         return next((kill for kill in self.kills if kill.consumer == consumer), None)
 
     def inside(self) -> list[tuple[float, float]]:
-        """Every stay inside, from when to when; that of a killed holder goes on until its lease has ended."""
+        """Returns the span of every hold; that of a killed holder lasts until its lease has ended."""
         return self._stays(lambda kill: kill.holds_until)
 
     def living(self) -> list[tuple[float, float]]:
-        """Every stay inside of a living consumer; that of a killed holder ends with it."""
+        """Returns the span of every hold by a living consumer; that of a killed holder ends with the kill."""
         return self._stays(lambda kill: kill.at)
 
     def _stays(self, end_of_killed: Callable[[Kill], float | None]) -> list[tuple[float, float]]:
@@ -117,7 +117,7 @@ class Evidence:
 
 
 def steps(stays: list[tuple[float, float]]) -> list[tuple[float, int]]:
-    """How many stays overlap, from which moment on; who leaves at a moment makes room at that moment."""
+    """Returns how many spans overlap from each moment on; a span that ends at a moment does not count there."""
     changes = sorted([(start, 1) for start, _ in stays] + [(end, -1) for _, end in stays])
     count, line = 0, []
     for at, change in changes:

@@ -22,18 +22,18 @@ from .evidence import Evidence, Kill, KillKind, Sighting
 
 CAPACITY = 3
 CONSUMERS = 8
-LEASE = 2.0  # of permits and of places in the queue
+LEASE = 2.0  # of permits and of places in the queue, in seconds
 HOLDS, RESTS = (0.15, 0.40), (0.03, 0.12)
-IDLE_TTL = 60.0  # the run's keys go a minute after it
-SEEN = 0.1  # how long one is to have held or waited before it is killed
-# Who is killed, and which part of the turns comes before.
+IDLE_TTL = 60.0  # the keys of the run expire a minute after it
+SEEN = 0.1  # how long, in seconds, a consumer must have held or waited before it is killed
+# What is killed, and after which fraction of all acquires.
 PLAN: tuple[tuple[KillKind, float], ...] = (("holder", 0.2), ("waiter", 0.5))
 END_WITHIN = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something worth a line: `kind` is "start", "kill" or "gone"."""
+    """An event to show as a line: `kind` is "start", "kill" or "gone"."""
 
     at: float
     kind: str
@@ -41,13 +41,13 @@ class Notice:
 
 
 class Demo:
-    """One run. What is shown of it reads `evidence`, `snapshot` and `notices`.
+    """One run of the demo; `evidence` and `snapshot` show its state.
 
     Args:
-        url: Of the server; None starts an embedded one.
-        rounds: How many times each consumer takes the semaphore.
-        prefix: Of the keys.
-        on_notice: Told what is worth a line.
+        url: The URL of the server; None starts an embedded one.
+        rounds: How many times each consumer acquires the semaphore.
+        prefix: The prefix of the keys.
+        on_notice: Called with each event to show.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Demo:
         self._began = time.monotonic()
 
     def now(self) -> float:
-        """Seconds since the start."""
+        """Returns the seconds since the start."""
         return time.monotonic() - self._began
 
     async def run(self) -> Evidence:
-        """Runs to the end. However it ends, no process is left."""
+        """Runs the demo. However it ends, no process is left."""
         async with self._server() as url, Redlease.from_url(url, prefix=self._prefix, idle_ttl=IDLE_TTL) as client:
             pool = client.semaphore(self.evidence.resource, capacity=CAPACITY)
             try:
@@ -95,10 +95,10 @@ class Demo:
     # Consumers
 
     async def _start_consumers(self, url: str) -> asyncio.Future[list[None]]:
-        """Starts them all, and lets them go at once when the last is ready; what it returns is done when they are."""
+        """Starts all consumers, and their jobs when all are ready; the returned future is done when they have ended."""
         names = [f"consumer {number}" for number in range(1, CONSUMERS + 1)]
         for name in names:
-            # A group of its own keeps the terminal's Ctrl-C from the consumers: they end when their input does.
+            # In a group of their own the consumers do not get the terminal's Ctrl-C; they exit when their input ends.
             command = (sys.executable, "-m", "redlease.cli.demo.consumer")
             self.processes[name] = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, process_group=0
@@ -119,7 +119,7 @@ class Demo:
         )
 
     async def _listen(self, name: str, process: Process) -> None:
-        """Writes down what a consumer tells, until it ends."""
+        """Records what a consumer reports, until it exits."""
         complaint = asyncio.create_task(_stream(process.stderr).read())
         async for line in _stream(process.stdout):
             told = json.loads(line)
@@ -130,9 +130,9 @@ class Demo:
             self.evidence.failures.append(f"{name} ended with status {status}: {said[-1] if said else 'no message'}")
 
     async def _end_consumers(self) -> None:
-        """Closes their input, which ends them, and kills those who take too long."""
+        """Closes the consumers' input, which ends them, and kills those that take too long."""
         if not self.processes:
-            return  # the first of them could not be started
+            return  # not even the first one could be started
         for process in self.processes.values():
             assert process.stdin is not None
             process.stdin.close()
@@ -167,7 +167,7 @@ class Demo:
     # Kills
 
     async def _kill_if_due(self, pool: Semaphore, snapshot: Snapshot) -> None:
-        """Kills the next of the plan, if its time has come and the snapshot shows one that is fit."""
+        """Performs the next kill of the plan, if it is due and the snapshot has a suitable consumer."""
         kills, turns = self.evidence.kills, len(self.evidence.turns)
         if len(kills) < len(PLAN):
             kind, part = PLAN[len(kills)]
@@ -176,7 +176,7 @@ class Demo:
                 await self._kill(pool, kind, ticket)
 
     async def _kill(self, pool: Semaphore, kind: KillKind, ticket: str) -> None:
-        """Kills one that certainly holds or waits: it is stopped first, and is to be there while it stands still."""
+        """Kills a consumer that certainly holds or waits: stops it first, then checks that its ticket is listed."""
         consumer = self.evidence.turns[ticket].consumer
         process = self.processes[consumer]
         os.kill(process.pid, signal.SIGSTOP)
@@ -191,14 +191,14 @@ class Demo:
         await process.wait()
         self._notify("kill", f"kill -9 {process.pid}: {consumer}, while it {'held' if kind == 'holder' else 'waited'}")
         if kind == "holder":
-            # The server reads its clock after this moment, so what it says is left ends no earlier than counted here.
+            # The server reads its clock after this moment, so the lease ends no earlier than computed here.
             asked_at = self.now()
             kill.holds_from, kill.holds_until = kill.at, asked_at + _lease_left(await pool.inspect(), ticket)
 
     def _victim(self, snapshot: Snapshot, kind: KillKind) -> str | None:
-        """The ticket of one to kill, if there are others to take its turn.
+        """Returns the ticket of a consumer to kill, if enough others wait to use its unit.
 
-        Of those who wait it is not the first: the head of the queue might be granted before one has seen it wait.
+        Never the first waiter, which could be granted before the check has seen it wait.
         """
         if len(snapshot.waiters) < 3 or len(snapshot.holders) < CAPACITY:
             return None
@@ -220,13 +220,13 @@ class Demo:
 
 
 def _lease_left(snapshot: Snapshot, ticket: str) -> float:
-    """The least that can be left of a holder's lease, in seconds: the server tells whole ms."""
+    """Returns how long, in seconds, a holder's lease lasts at least: the server rounds to whole ms."""
     left_ms = [permit.expires_at_ms - snapshot.server_time_ms for permit in snapshot.holders if permit.ticket == ticket]
     return (left_ms[0] - 1) / 1000 if left_ms else 0.0
 
 
 def without_secrets(url: str) -> str:
-    """The URL without user name, password and options, which may hold passwords too."""
+    """Returns the URL without user name, password and options, which may contain passwords too."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
 

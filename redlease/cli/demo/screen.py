@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live table on a terminal, plain lines elsewhere, and the summary at the end."""
+"""The display of a run: a live table on a terminal, plain lines elsewhere, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STYLES = {"start": "dim", "kill": "bold red", "gone": "green"}
 
 
 class Screen:
-    """A run as a renderable that is always up to date.
+    """A rich renderable that shows the current state of a run.
 
     Attributes:
         demo: The run, once there is one.
-        notices: What was worth a line so far.
+        notices: The events so far.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Screen:
 
 
 def _rows(demo: Demo, snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
-    """State, ticket, weight, fence and time by consumer: holders by grant, the queue in its order, then the others."""
+    """Returns state, ticket, weight, fence and time by consumer: holders by grant, then the queue, then the others."""
     now_ms = snapshot.server_time_ms + (demo.now() - demo.evidence.sightings[-1].at) * 1000
     rows: dict[str, tuple[str, ...]] = {}
     for permit in snapshot.holders:
@@ -89,12 +89,12 @@ def _rows(demo: Demo, snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
 
 
 def line_of(notice: Notice) -> Text:
-    """A notice as a line."""
+    """Returns an event as a line."""
     return Text(f"{notice.at:5.1f} s  {plain(notice.text)}", style=STYLES[notice.kind])
 
 
 async def progress(demo: Demo, write: Callable[[str], None]) -> None:
-    """Writes a plain line a second, for where there is no terminal to draw on."""
+    """Writes a plain line every second, for use without a terminal."""
     while True:
         await asyncio.sleep(1)
         if demo.snapshot is not None:
@@ -107,7 +107,7 @@ async def progress(demo: Demo, write: Callable[[str], None]) -> None:
 
 
 def summary(verdict: Verdict) -> RenderableType:
-    """The verdict, a promise a line."""
+    """Returns the verdict as a table, one line per promise."""
     most = max(verdict.most_inside, verdict.most_permits)
     by_kind = {kill.what: kill for kill in verdict.kills}
     promises = [

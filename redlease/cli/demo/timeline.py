@@ -1,4 +1,4 @@
-"""Draws a run as one HTML page that needs nothing from elsewhere."""
+"""Draws a run as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ HATCHING = (
 
 
 def text(name: str, x: float | str, y: float, words: str, anchor: str = "start") -> str:
-    """Words in the drawing."""
+    """Returns a text element."""
     return f'<text class="{name}" x="{x}" y="{y}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 class Drawing:
-    """The picture: a row a consumer, and below them how many were inside."""
+    """The drawing: one row per consumer, and below them the number of permits in use."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -40,23 +40,23 @@ class Drawing:
         self.floor = self.rows_end + GAP + UNIT * (evidence.capacity + 1)
 
     def x(self, at: float) -> str:
-        """Where a moment lies."""
+        """Returns the horizontal position of a time."""
         return f"{LEFT + at * self.scale:.1f}"
 
     def width(self, start: float, end: float) -> str:
-        """How wide a span is; never so narrow that it cannot be seen."""
+        """Returns the width of a span, at least a visible one."""
         return f"{max(1.5, (end - start) * self.scale):.1f}"
 
     def y(self, consumer: str) -> int:
-        """The top of a consumer's bar."""
+        """Returns the top of a consumer's bar."""
         return TOP + ROW * self.consumers.index(consumer) + (ROW - BAR) // 2
 
     def colour(self, consumer: str) -> str:
-        """A consumer's colour."""
+        """Returns the colour of a consumer."""
         return COLOURS[self.consumers.index(consumer) % len(COLOURS)]
 
     def svg(self) -> str:
-        """The whole picture."""
+        """Returns the whole drawing."""
         parts = [*self._axis(), *self._inside(), *self._kill_lines(), *self._rows(), *self._kills()]
         height = self.floor + 46
         return (
@@ -101,7 +101,7 @@ class Drawing:
             if (left - entered) * self.scale > DIGIT * len(str(place)):
                 yield text("place", self.x((entered + left) / 2), y + BAR / 2 + 3.5, str(place), "middle")
 
-    # How many are inside
+    # Permits in use
 
     def _inside(self) -> Iterator[str]:
         evidence = self.evidence
@@ -126,7 +126,7 @@ class Drawing:
             path.append(f"L{x} {y}")
         return f'<path class="{name}" d="{"".join(path)}L{path[-1][1:].split()[0]} {self.floor}Z"/>'
 
-    # Kills: the line goes behind the bars, the rest before them
+    # Kills: their lines are drawn behind the bars, the rest in front of them
 
     def _kill_lines(self) -> Iterator[str]:
         for kill in self.evidence.kills:
@@ -159,7 +159,7 @@ def _told(turn: Turn, place: int | None, entered: float, left: float) -> str:
 
 
 def draw(evidence: Evidence, verdict: Verdict) -> str:
-    """The page."""
+    """Returns the page."""
     most = max(verdict.most_inside, verdict.most_permits)
     facts = [
         (str(verdict.grants), "grants", True),

@@ -1,4 +1,4 @@
-"""Judges a run by its evidence alone: pure, so that broken promises can be made up and must be found."""
+"""Judges a run from its evidence only: pure functions, so that tests can check that broken promises are found."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from .evidence import Evidence, Kill, KillKind, Turn, steps
 
-# A lease runs from the last sign of life, which may be as late as the kill. A message and a timer come on top of it, on
-# a machine that runs ten processes.
+# A lease starts with the last renewal, which may be as late as the kill. A message and a timer add to it, on a machine
+# that runs ten processes.
 ALLOWANCE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How a kill was got over: after how many seconds all the capacity that it had cost was in use again."""
+    """The recovery from a kill; `seconds_lost`: until all the capacity that it had blocked was in use again."""
 
     what: KillKind
     consumer: str
@@ -27,7 +27,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was promised, and whether it was kept."""
+    """Whether each promise was kept, with the figures."""
 
     resource: str
     capacity: int
@@ -45,7 +45,7 @@ class Verdict:
 
     @property
     def promises_kept(self) -> bool:
-        """Whether every promise was kept, the kills included: without them the run shows nothing of a recovery."""
+        """Whether every promise was kept and both kills took place: without them the run shows no recovery."""
         return (
             max(self.most_inside, self.most_permits) <= self.capacity
             and self.in_arrival_order
@@ -57,12 +57,12 @@ class Verdict:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON shows it."""
+        """Returns the verdict for JSON."""
         return asdict(self) | {"promises_kept": self.promises_kept}
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The verdict on a run."""
+    """Returns the verdict on a run."""
     turns = list(evidence.turns.values())
     granted = [turn for turn in turns if turn.fence is not None]
     inside = steps(evidence.inside())
@@ -84,9 +84,9 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def _in_arrival_order(evidence: Evidence, granted: list[Turn]) -> bool:
-    """Whether nobody passed anybody: those seen in the queue were granted in its order, and before later newcomers.
+    """Whether grants followed arrival: waiters were granted in the order of the queue, and before later requests.
 
-    The queue is the server's, as it was sighted. Who asked after a sighting arrived after all who wait in it.
+    The order is that of the server's snapshots. A request made after a snapshot arrived after all waiters in it.
     """
     fences = {turn.ticket: turn.fence or 0 for turn in granted}
     for sighting in evidence.sightings:
@@ -100,7 +100,7 @@ def _in_arrival_order(evidence: Evidence, granted: list[Turn]) -> bool:
 
 
 def _fences_increasing(granted: list[Turn]) -> bool:
-    """Whether each fence is greater than that of every grant that was certainly earlier, and none was given twice."""
+    """Whether no fence occurs twice, and each is greater than that of every grant that was certainly earlier."""
     fences = {turn.fence for turn in granted}
     return len(fences) == len(granted) and all(
         (one.fence or 0) < (other.fence or 0)
@@ -111,9 +111,9 @@ def _fences_increasing(granted: list[Turn]) -> bool:
 
 
 def _recovery(evidence: Evidence, kill: Kill) -> Recovery:
-    """Recovered is when the server has forgotten the killed one and the others use all the capacity again.
+    """Returns the recovery from a kill: the ticket is gone from the server, and all the capacity is in use again.
 
-    What another killed one holds meanwhile is that one's cost.
+    A unit that another killed consumer still holds counts as in use: its kill accounts for it.
     """
     others = [other for other in evidence.kills if other is not kill]
     stays = evidence.living() + [stay for other in others if (stay := other.holds) is not None]
@@ -124,7 +124,7 @@ def _recovery(evidence: Evidence, kill: Kill) -> Recovery:
 
 
 def _all_used(evidence: Evidence, since: float, stays: list[tuple[float, float]]) -> float | None:
-    """The first moment from `since` on at which as many stay inside as fit, or nobody is left to wait."""
+    """Returns the first moment from `since` on at which all the capacity is in use or the queue is empty."""
     counts = [(since, sum(start <= since < end for start, end in stays)), *steps(stays)]
     full = [at for at, count in counts if at >= since and count >= evidence.capacity]
     idle = [sighting.at for sighting in evidence.sightings if sighting.at >= since and not sighting.waiters]
@@ -132,7 +132,7 @@ def _all_used(evidence: Evidence, since: float, stays: list[tuple[float, float]]
 
 
 def _served(evidence: Evidence, consumer: str) -> bool:
-    """Whether a consumer that lived was granted each of its rounds, and left them all."""
+    """Whether a consumer was killed, or was granted and released in every one of its rounds."""
     if evidence.killed(consumer) is not None:
         return True
     own = [turn for turn in evidence.turns.values() if turn.consumer == consumer]

@@ -1,0 +1,1 @@
+"""`@concurrency`: at most so many workflows open at once."""

@@ -1,0 +1,110 @@
+"""The activities through which workflow runs take and free places, in Redis or on slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from temporalio import activity
+
+from redlease_temporal.backends.redis.activities import PATIENCE_S, told
+from redlease_temporal.backends.redis.relay import Relay
+from redlease_temporal.backends.redis.requests import AT_ONCE_S
+
+from .redis_tracker import PlaceTracker, places_of
+from .rule import ADMIT, FORGO, LATER, RESERVE, Entry, WorkflowConcurrencyLimitExceeded
+from .slot_places import SlotAdmission
+
+
+class AdmissionActivities:
+    """The local activities, and the remote ones that are retried until they succeed.
+
+    Args:
+        relay: Returns the relay of this process; raises if the plugin was given no Redis.
+        slots: Returns what takes places on slots.
+    """
+
+    def __init__(self, relay: Callable[[], Relay], slots: Callable[[], SlotAdmission]) -> None:
+        self._relay = relay
+        self._slots = slots
+
+    @property
+    def local(self) -> list[Callable[..., Any]]:
+        """For workers that run workflows."""
+        return [self.reserve, self.forgo, self.admit]
+
+    @property
+    def remote(self) -> list[Callable[..., Any]]:
+        """For the internal worker, while it runs."""
+        return [self.reserve_later, self.admit_later, self._slots().owner]
+
+    @activity.defn(name=RESERVE)
+    async def reserve(self, entry: Entry) -> bool:
+        """Takes a place for a child workflow."""
+        return await told(self._reserve(entry, limit_s=AT_ONCE_S))
+
+    @activity.defn(name=LATER[RESERVE])
+    async def reserve_later(self, entry: Entry) -> bool:
+        """Takes a place for a child workflow; retried until Redis answers."""
+        return await told(self._reserve(entry, limit_s=PATIENCE_S))
+
+    @activity.defn(name=FORGO)
+    async def forgo(self, entry: Entry) -> bool:
+        """Frees the place of a child workflow that was not started."""
+        return await told(self._forgo(entry))
+
+    @activity.defn(name=ADMIT)
+    async def admit(self, entry: Entry) -> bool:
+        """Takes the place of this run, if Redis answers in time."""
+        return await told(self._admit(entry, limit_s=AT_ONCE_S))
+
+    @activity.defn(name=LATER[ADMIT])
+    async def admit_later(self, entry: Entry) -> bool:
+        """Takes the place of this run; retried until Redis answers."""
+        return await told(self._admit(entry, limit_s=PATIENCE_S))
+
+    # Implementation
+
+    async def _reserve(self, entry: Entry, *, limit_s: float) -> bool:
+        """Takes a place for a child about to be started; returns whether there was one."""
+        if entry.backend == "slots":
+            return await self._reserve_slot(entry)
+        relay = self._relay()
+        async with relay.recover_on_error(), asyncio.timeout(limit_s):
+            try:
+                watch = await places_of(relay).reserve(entry)
+            except WorkflowConcurrencyLimitExceeded:
+                return False
+            if watch is not None:
+                await relay.registry.claim(watch)
+        if watch is not None:
+            relay.track(PlaceTracker(relay, watch))
+        return True
+
+    async def _reserve_slot(self, entry: Entry) -> bool:
+        try:
+            await self._slots().reserve(entry)
+        except WorkflowConcurrencyLimitExceeded:
+            return False
+        return True
+
+    async def _forgo(self, entry: Entry) -> bool:
+        """Frees the place of a child that was not started."""
+        if entry.backend == "slots":
+            await self._slots().forgo(entry)
+            return True
+        async with asyncio.timeout(AT_ONCE_S):
+            await places_of(self._relay()).forgo(entry)
+        return True
+
+    async def _admit(self, entry: Entry, *, limit_s: float) -> bool:
+        """Takes the place of a run; returns whether there was one."""
+        if entry.backend == "slots":
+            return await self._slots().admit(entry)
+        relay = self._relay()
+        async with relay.recover_on_error(), asyncio.timeout(limit_s):
+            watch = await places_of(relay).admit(entry)
+        if watch is not None:
+            relay.track(PlaceTracker(relay, watch))
+        return watch is not None

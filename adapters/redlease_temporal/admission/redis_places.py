@@ -1,0 +1,170 @@
+"""Places of workflows with `@concurrency`, in Redis: reserved before a start, and taken by each run.
+
+A place is a permit whose ticket is the workflow ID, so every start of that ID finds the same place and takes no other.
+The place has a watch in the registry of the relays; the relay that owns the watch frees the place when the last run has
+closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable
+from typing import NamedTuple
+
+from redlease import limits
+from redlease.tickets import Granted, Resource, Status, Tickets, label
+from redlease_temporal.backends.redis.registry import Registry, Watch, digest
+from redlease_temporal.common.run_monitor import RunMonitor, RunStatus
+from redlease_temporal.payloads.locks import Terms
+
+from .rule import Entry
+
+PROVISIONAL_MS = 30_000  # how long a reserved place is kept if nothing confirms the start
+KEPT_MS = 24 * 3600 * 1000  # how long a run's place outlives the last relay
+MISSED_MS = 4500  # how soon another relay continues a dead one's work: the relay's lease is a third
+
+
+class _Grant(NamedTuple):
+    fence: int
+    fresh: bool  # whether the place was free until now
+
+
+class Admission:
+    """Takes and frees places.
+
+    Args:
+        tickets: Of the Redis client.
+        registry: Of the relays that track the places.
+        monitor: Asks for the status of workflows.
+        namespace: The workflows' namespace.
+        idle_ttl_ms: See `Settings`.
+    """
+
+    def __init__(
+        self, tickets: Tickets, registry: Registry, monitor: RunMonitor, *, namespace: str, idle_ttl_ms: int
+    ) -> None:
+        self._tickets = tickets
+        self._registry = registry
+        self._monitor = monitor
+        self._namespace = namespace
+        self._idle_ttl_ms = idle_ttl_ms
+
+    def watch_of(self, entry: Entry) -> Watch:
+        """The watch of a place that nobody has taken yet."""
+        ticket = f"{self._namespace}/{entry.workflow_id}"
+        if len(ticket.encode()) > limits.TICKET_BYTES_MAX:
+            ticket = digest(ticket)
+        owner = limits.shortened(entry.workflow_id, limits.OWNER_BYTES_MAX)
+        metadata = {"workflow_type": entry.workflow_type}
+        return Watch(
+            Terms(entry.resource, entry.limit, MISSED_MS),
+            *(ticket, secrets.token_hex(8), entry.workflow_id, "", entry.chain, 0, "", ""),
+            *(label(owner, metadata), owner),
+            metadata=metadata,
+            admission=True,
+        )
+
+    async def reserve(self, entry: Entry) -> Watch | None:
+        """Takes a place for a start that is to follow; None if the workflow runs already, and needs none.
+
+        Raises:
+            WorkflowConcurrencyLimitExceeded: No place is free.
+        """
+        watch = self.watch_of(entry)
+        while True:
+            grant = await self._take(watch, PROVISIONAL_MS)
+            if grant is None:
+                if await self._fate(entry) is RunStatus.OPEN:
+                    return None
+                raise entry.refusal()
+            if grant.fresh:
+                watch.fence = grant.fence
+                break
+            if await self._fate(entry) is not RunStatus.CLOSED:
+                return None
+            # The last run has just closed, and a relay is about to free its place. A new fence prevents that.
+            watch.fence = await self._adopt(watch, grant.fence, PROVISIONAL_MS)
+            if watch.fence:
+                break
+        await self._registry.drop(watch.id, anyones=True)  # an earlier run may have left a watch
+        return watch
+
+    async def confirm(self, watch: Watch, chain: str) -> None:
+        """The workflow was started: keeps its place until a relay tracks it, however long that takes.
+
+        With an empty `chain` the start is uncertain, and the relay finds out.
+        """
+        watch.chain = chain
+        calls: list[Awaitable[object]] = [self._registry.add_unowned(watch)]
+        if chain:
+            held = (self._resource(watch), watch.ticket, watch.fence)
+            calls.append(self._tickets.renew(*held, KEPT_MS, idle_ttl_ms=self._idle_ttl_ms))
+        await asyncio.gather(*calls)
+
+    async def forgo(self, entry: Entry, watch: Watch | None = None) -> None:
+        """The workflow was not started: frees its place, unless the ID has an open run that it belongs to."""
+        if await self._fate(entry) is not RunStatus.CLOSED:
+            return
+        known = await self._registry.drop(self.watch_of(entry).id, anyones=True)
+        if (watch := watch or known) is not None and watch.fence:
+            await self.free(watch)
+
+    async def admit(self, entry: Entry) -> Watch | None:
+        """Takes the place of a run, or finds the one that it has; None if no place is free."""
+        watch = self.watch_of(entry)
+        known = await self._registry.claim(watch)
+        own = known.chain in {"", entry.chain}
+        while True:
+            grant = await self._take(watch, KEPT_MS)
+            if grant is None:
+                await self._registry.drop(watch.id)
+                return None
+            watch.fence = grant.fence
+            if not own and not grant.fresh:  # an earlier workflow of that ID had it, and a relay may be freeing it
+                watch.fence = await self._adopt(watch, grant.fence, KEPT_MS)
+            if watch.fence:
+                if not await self._registry.put(watch):  # a relay that freed an earlier run's place dropped the watch
+                    await self._registry.claim(watch)
+                return watch
+
+    async def take_again(self, watch: Watch) -> int:
+        """Takes a place for a run that has lost its own; returns the fence, 0 if no place is free."""
+        grant = await self._take(watch, KEPT_MS)
+        return 0 if grant is None else grant.fence
+
+    async def free(self, watch: Watch) -> None:
+        """Frees the place, if it still has this fence."""
+        await self._tickets.free(self._resource(watch), watch.ticket, watch.fence, idle_ttl_ms=self._idle_ttl_ms)
+
+    # Implementation
+
+    def _resource(self, watch: Watch) -> Resource:
+        return self._tickets.resource(watch.terms.resource)
+
+    async def _fate(self, entry: Entry) -> RunStatus:
+        return (await self._monitor.look((entry.workflow_id, ""))).fate
+
+    async def _take(self, watch: Watch, lease_ms: int) -> _Grant | None:
+        while True:
+            outcome = await self._tickets.try_acquire(
+                *(self._resource(watch), watch.ticket, watch.request),
+                lease_ms=lease_ms,
+                capacity=watch.terms.capacity,
+                idle_ttl_ms=self._idle_ttl_ms,
+                label=watch.label,
+            )
+            if isinstance(outcome, Granted):
+                return _Grant(outcome.fence, outcome.expires_at_ms - lease_ms == outcome.granted_at_ms)
+            if outcome is not Status.WITHDRAWN:
+                return None
+            watch.request = secrets.token_hex(8)  # an operator released it by its ticket: make a new request
+
+    async def _adopt(self, watch: Watch, fence: int, lease_ms: int) -> int:
+        """Takes the place over with a new fence; returns 0 if it is gone."""
+        adopted = await self._tickets.adopt(
+            *(self._resource(watch), watch.ticket, fence, watch.request, lease_ms),
+            idle_ttl_ms=self._idle_ttl_ms,
+            label=watch.label,
+        )
+        return 0 if adopted is None else adopted.fence

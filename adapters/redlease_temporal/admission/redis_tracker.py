@@ -1,0 +1,128 @@
+"""Tracks the place of one workflow for a relay, until the last run of that workflow has closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from redlease import clock
+from redlease_temporal.backends.redis.registry import Watch
+from redlease_temporal.backends.redis.relay import Relay
+from redlease_temporal.common.lasting import lasting
+from redlease_temporal.common.run_monitor import UNTOLD, Look, RunKey, RunStatus
+
+from .redis_places import KEPT_MS, Admission
+
+logger = logging.getLogger("redlease.temporal")
+
+LOOK_MS = 1000.0  # how often the workflow is looked at while it runs
+NOTICE_S = 5.0  # how soon the tracker notices that Redis has lost the place
+PROVISIONAL_S = 1.0  # how soon the tracker notices that a start did not follow
+
+
+class PlaceTracker:
+    """Tracks one place; like a `TicketTracker` it can be stopped at any moment."""
+
+    def __init__(self, relay: Relay, watch: Watch) -> None:
+        self.watch = watch
+        self._relay = relay
+        self._places = places_of(relay)
+        self._resource = relay.tickets.resource(watch.terms.resource)
+        self._run: RunKey = (watch.workflow_id, "")  # an empty run id means the latest run
+        self._woken = asyncio.Event()
+        self._closed = False
+        self._written = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts its task, and the looks at the workflow."""
+        # No waiter asks for more frequent looks: a refused workflow retries when it likes, and should find the place
+        # free then.
+        self._relay.monitor.watch(self._run, self._on_look, every_ms=LOOK_MS)
+        self._relay.monitor.look_soon(self._run)
+        self._task = self._relay.spawn(lasting(f"{self}: looking after its place", self._track))
+
+    def stop(self) -> None:
+        """Stops its task and leaves the state in Redis as it is."""
+        self._relay.monitor.unwatch(self._run, self._on_look)
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    def wake(self) -> None:
+        """Does nothing: the workflow is looked at often anyway."""
+
+    async def fill_lease(self) -> None:
+        """Does nothing: the place's lease is long."""
+
+    def _on_look(self, look: Look) -> None:
+        watch = self.watch
+        same = watch.chain in {"", look.chain, UNTOLD} or look.chain == UNTOLD
+        own = same and look.workflow_type == watch.metadata.get("workflow_type")
+        if look.fate is RunStatus.OPEN and own:
+            if not watch.chain:
+                watch.chain = look.chain
+                self._woken.set()
+        elif look.fate is not RunStatus.UNKNOWN and watch.chain:
+            self._closed = True
+            self._woken.set()
+
+    async def _track(self) -> None:
+        while not await self._turn():
+            await self._pause(NOTICE_S if self.watch.chain else PROVISIONAL_S)
+
+    async def _turn(self) -> bool:
+        """Takes the next step; returns whether it was the last one."""
+        if self._closed:
+            if not self.watch.fence:  # a process may have taken the place and died before it stored the fence
+                self.watch.fence = await self._places.take_again(self.watch)
+            await self._places.free(self.watch)
+            return await self._forget()
+        if not self.watch.chain:  # the start is still to follow
+            return not await self._is_held() and await self._forget()
+        if not self._written:
+            self._written = await self._relay.registry.put(self.watch)
+            if not self._written:  # another relay has it
+                self._relay.forget(self)
+                return True
+        if self._relay.monitor.unknown_ms(self._run) < self._relay.settings.unknown_grace_ms:
+            await self._keep()
+        return False
+
+    async def _forget(self) -> bool:
+        # The next workflow of that ID may have taken the place by now, and own the stored watch.
+        await self._relay.registry.drop(self.watch.id, chain=self.watch.chain)
+        self._relay.forget(self)
+        return True
+
+    async def _keep(self) -> None:
+        watch = self.watch
+        renewed = await self._relay.tickets.renew(
+            *(self._resource, watch.ticket, watch.fence, KEPT_MS),
+            idle_ttl_ms=self._relay.settings.idle_ttl_ms,
+            limit_ms=None,
+        )
+        if not renewed.expires_at_ms:
+            watch.fence = await self._places.take_again(watch)
+            if watch.fence:
+                await self._relay.registry.put(watch)
+            else:
+                logger.warning("%s: it runs without a place, which was lost and is not free now", self)
+
+    async def _is_held(self) -> bool:
+        return await self._relay.tickets.check(self._resource, self.watch.ticket, self.watch.fence, limit_ms=None)
+
+    async def _pause(self, seconds: float) -> None:
+        await clock.pause(self._woken, seconds)
+        self._woken.clear()
+
+    def __str__(self) -> str:
+        return f"resource {self.watch.terms.resource!r}: workflow {self.watch.workflow_id!r}"
+
+
+def places_of(relay: Relay) -> Admission:
+    """The places that a relay can take and free."""
+    return Admission(
+        *(relay.tickets, relay.registry, relay.monitor),
+        namespace=relay.temporal.namespace,
+        idle_ttl_ms=relay.settings.idle_ttl_ms,
+    )

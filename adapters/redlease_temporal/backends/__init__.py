@@ -1,0 +1,1 @@
+"""The backends that keep resources; none imports another."""

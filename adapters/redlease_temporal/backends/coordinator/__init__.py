@@ -1,0 +1,1 @@
+"""Resources kept by one workflow each."""

@@ -1,0 +1,188 @@
+"""Resources kept by a coordinator: a request is a signal that starts it on demand, a grant is a signal back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from datetime import timedelta
+from typing import TypeVar
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from redlease.models import Permit, Snapshot
+from redlease_temporal.errors import NAMED, LockError, Unavailable, misused
+from redlease_temporal.payloads import coordinator, locks
+from redlease_temporal.workflow_side.backend import (
+    LocalBackend,
+    deliver_release,
+    prolonged,
+    timed_out,
+    try_once,
+)
+from redlease_temporal.workflow_side.hold import to_its_end
+from redlease_temporal.workflow_side.mailbox import signal
+from redlease_temporal.workflow_side.requests import adoption_of, request_name, requester_of
+from redlease_temporal.workflow_side.run import Run, current, shown_as
+
+T = TypeVar("T")
+
+ANSWERS_IN = timedelta(seconds=10)  # how long a coordinator may take to answer a request that does not queue
+STALE = "Stale"  # refusal: an earlier run, or execution of this task, withdrew the request
+BUSY = "Busy"  # refusal: the request would have to wait
+TRIES_MAX = 10
+PAUSE_S = 2.0  # between two attempts to reach a coordinator
+
+
+class CoordinatorBackend(LocalBackend):
+    """A resource that workflow runs of one namespace share. `terms`: those of the resource."""
+
+    away = "its coordinator"
+
+    async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+        """Requests a permit and waits for the answer."""
+        if timeout is not None and timeout <= timedelta(0):
+            return await try_once(self, run, wish, timeout)
+        try:
+            return await self._answer(run, wish, timeout)
+        except LockError:  # some of them are TimeoutErrors too
+            raise
+        except TimeoutError:
+            raise timed_out(self.away, wish, timeout or timedelta(0)) from None
+
+    async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
+        """Requests a permit without queueing."""
+        try:
+            return await self._answer(run, wish, ANSWERS_IN)
+        except LockError:
+            raise
+        except TimeoutError:
+            message = (
+                f"resource {wish.terms.resource!r}: its coordinator did not answer in time. It is safe to try again"
+            )
+            raise Unavailable(message, resource=wish.terms.resource, ticket=wish.ticket) from None
+        except _BusyError:
+            return None
+
+    async def _answer(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+        """Returns the permit, or raises the error in the answer; TimeoutError if there is none."""
+        async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
+            for number in range(TRIES_MAX):
+                suffix = f"+{number}" if number else ""
+                request = self._request(wish, request_name(wish) + suffix, timeout)
+                answer = await self._ask_and_wait(run, request, wish.local_id + suffix)
+                if isinstance(answer, locks.Granted):
+                    run.post.kept.add((answer.permit.resource, answer.permit.ticket, answer.permit.fence))
+                    return answer.permit
+                if answer.error != STALE:
+                    raise _error(self._terms.resource, wish.ticket, answer)
+        raise TimeoutError
+
+    async def _ask_and_wait(
+        self, run: Run, request: coordinator.Request, activity_id: str
+    ) -> locks.Granted | locks.Refused:
+        """Sends a request and returns the answer; withdraws the request if anything else ends the wait."""
+        post, name = run.post, request.requester.request
+        post.awaited.add(name)
+        try:
+            await self._ask_until_heard(request, activity_id)
+            await workflow.wait_condition(lambda: name in post.answers)
+        # No other exceptions: an evicted run must not send signals.
+        except (ApplicationError, asyncio.CancelledError):
+            post.forget(name)
+            withdrawal = coordinator.Release(request.ticket, None, name)
+            await to_its_end(self._send(coordinator.Call(self._terms, release=withdrawal)))
+            raise
+        answer = post.answers[name]
+        post.forget(name)
+        return answer
+
+    async def _ask_until_heard(self, request: coordinator.Request, activity_id: str) -> None:
+        """Sends the request until it is delivered: a repeated request counts as the same."""
+        for number in itertools.count():
+            try:
+                await self._ask(
+                    coordinator.ASK, request, type(None), f"{activity_id}*{number}" if number else activity_id
+                )
+            except Unavailable:
+                if not request.queue:
+                    raise
+                await asyncio.sleep(PAUSE_S)
+            else:
+                return
+
+    def _request(self, wish: locks.AcquireCall, name: str, timeout: timedelta | None) -> coordinator.Request:
+        return coordinator.Request(
+            wish.terms,
+            wish.ticket,
+            requester_of(wish, name),
+            weight=wish.weight,
+            owner=wish.owner or shown_as(workflow.info()),
+            metadata=wish.metadata,
+            keep=wish.keep,
+            queue=wish.queue,
+            on_close=wish.on_close,
+            timeout_ms=None if timeout is None else timeout // timedelta(milliseconds=1),
+            max_hold_ms=wish.max_hold_ms,
+        )
+
+    async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
+        """Takes over a permit."""
+        call = coordinator.Call(self._terms, adoption=adoption_of(adopting))
+        name = adopting.wish.local_id
+        adopted = await prolonged(coordinator.ADOPT, call, name, away=self.away, resource=self._terms.resource)
+        run.post.kept.add((adopted.resource, adopted.ticket, adopted.fence))
+        return adopted
+
+    async def renew(self, renewing: locks.RenewCall) -> Permit:
+        """Renews a permit."""
+        renewal = coordinator.Renewal(renewing.permit.ticket, renewing.permit.fence, renewing.lease_ms)
+        call = coordinator.Call(self._terms, renewal=renewal)
+        return await prolonged(coordinator.RENEW, call, away=self.away, resource=self._terms.resource)
+
+    async def release(self, giving: locks.ReleaseCall) -> bool:
+        """Releases a permit or withdraws a request; asks the coordinator for the outcome."""
+        return await self._give(giving, current().post.call_name())
+
+    async def end(self, giving: locks.ReleaseCall) -> bool:
+        """Releases a permit; returns True unless there is no coordinator."""
+        return await self._give(giving, "")
+
+    async def _give(self, giving: locks.ReleaseCall, call_name: str) -> bool:
+        key = (self._terms.resource, giving.ticket)
+        if giving.fence is not None:
+            current().post.kept.discard((*key, giving.fence))
+        release = coordinator.Release(giving.ticket, giving.fence, call=call_name)
+        if current().is_needed_again(*key):
+            delivered = await signal(coordinator.workflow_id_of(self._terms.resource), "release", release)
+            if not delivered or not call_name:
+                return delivered  # to learn the outcome, the same call is sent again below
+        return await self._send(coordinator.Call(self._terms, release=release))
+
+    async def _send(self, call: coordinator.Call) -> bool:
+        keeper = coordinator.workflow_id_of(self._terms.resource)
+        return await deliver_release(coordinator.RELEASE, call, keeper, call.release)
+
+    async def check(self, checking: locks.Checking) -> bool:
+        """Whether the coordinator still has the permit."""
+        return await self._ask(coordinator.CHECK, checking, bool)
+
+    async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
+        """The current state of the resource."""
+        return await self._ask(coordinator.INSPECT, inspecting, Snapshot)
+
+    def kept_by(self, permit: Permit) -> str:
+        """The coordinator's ID."""
+        return coordinator.workflow_id_of(permit.resource)
+
+
+class _BusyError(Exception):
+    """The request would have to wait."""
+
+
+def _error(resource: str, ticket: str, refused: locks.Refused) -> Exception:
+    if refused.error == BUSY:
+        return _BusyError()
+    if refused.error == "ValueError":
+        return misused(refused.why)
+    return NAMED.get(refused.error, LockError)(refused.why, resource=resource, ticket=ticket)

@@ -1,0 +1,381 @@
+"""Who holds and who waits for one resource: the state of a coordinator, and its transitions.
+
+Pure: no clock, no workflow. Times are milliseconds since the epoch, `now_us` microseconds. Each method completes its
+change of the state first, then returns the notifications that follow from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from redlease.models import Permit, Snapshot, Waiter
+from redlease_temporal.common.owner_looks import is_kept
+from redlease_temporal.payloads.coordinator import Adoption, Confirmed, Release, Renewal, Request, Requester
+
+from .entries import Holder, Notification, Outcome, QueuedTicket
+
+LOOK_MS = 10_000  # how often a holder's run is checked at first while somebody waits, if its lease is longer
+IDLE_MS = 60_000  # how long a coordinator stays open unused
+REMEMBERED = 500  # withdrawn requests, and outcomes of releases
+BYTES_MAX = 1_000_000  # of the state as a whole: a run can pass at most 2 MB to the next one
+ENTRY_BYTES = 600  # size of an entry as JSON, without its users' texts
+UNKNOWN_MAX = 2  # consecutive looks without an answer for which a permit is kept
+WAITERS_A_LOOK = 20
+
+
+@dataclass
+class QueueState:
+    """One resource.
+
+    Attributes:
+        capacity: Units that may be held at once.
+        declared: The capacity that a request last declared; a resize is no declaration.
+        fence: The last one granted.
+        holders: In the order of their grants.
+        queue: In the order of arrival.
+        withdrawn: Requests that must not be granted if a late copy arrives.
+        used_ms: When the resource was last used.
+    """
+
+    resource: str
+    capacity: int = 0
+    declared: int = 0
+    fence: int = 0
+    holders: list[Holder] = field(default_factory=list)
+    queue: list[QueuedTicket] = field(default_factory=list)
+    withdrawn: list[str] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    used_ms: int = 0
+
+    # Requests
+
+    def request(self, asked: Request, now_us: int) -> list[Notification]:
+        """Handles a request, or a copy of one."""
+        effects = self._declare(asked.terms.capacity, now_us)
+        holder, place = self.holder(asked.ticket), self._place(asked.ticket)
+        if asked.requester.request in self.withdrawn:
+            return [*effects, _refused(asked, "Stale", "it was withdrawn before")]
+        if refusal := self._refusal(asked, holder, place):
+            return [*effects, refusal]
+        if holder is not None:
+            return [*effects, self._again(holder, asked, now_us)]
+        deadline_ms = None if asked.timeout_ms is None else now_us // 1000 + asked.timeout_ms
+        if place is not None:
+            stay = place.without(lambda requester, _: requester.request == asked.requester.request)
+            place.requesters = [*stay.requesters, asked.requester]
+            place.deadlines_ms = [*stay.deadlines_ms, deadline_ms]
+            return effects
+        self.queue.append(QueuedTicket(asked, now_us // 1000, [asked.requester], [deadline_ms]))
+        return effects + self._grant(now_us)
+
+    def _refusal(self, asked: Request, holder: Holder | None, place: QueuedTicket | None) -> Notification | None:
+        known = holder.permit.weight if holder else place.request.weight if place else asked.weight
+        if known != asked.weight:
+            return _refused(asked, "ValueError", f"ticket {asked.ticket!r} is known with weight {known}")
+        return None if holder or place else self._no_room(asked)
+
+    def _no_room(self, asked: Request) -> Notification | None:
+        """The refusal of a new request that cannot be queued."""
+        if asked.weight > self.capacity:
+            why = f"a weight of {asked.weight} can never fit into a capacity of {self.capacity}"
+            return _refused(asked, "ValueError", why)
+        waits = bool(self.queue) or asked.weight > self.capacity - self.held
+        if waits and not asked.queue:
+            return _refused(asked, "Busy", "it would have to wait")
+        waiters_max = asked.terms.max_waiters
+        if waits and waiters_max is not None and len(self.queue) >= waiters_max:
+            return _refused(asked, "QueueFull", f"{len(self.queue)} wait already. Try again later")
+        who = asked.requester.workflow_id
+        if self.size() + _size(who, asked.ticket, asked.owner, asked.metadata) > BYTES_MAX:
+            why = f"a coordinator keeps no more than these {len(self.holders)} holders and {len(self.queue)} waiters"
+            return _refused(asked, "QueueFull", f"{why}. Try again later")
+        return None
+
+    def _again(self, holder: Holder, asked: Request, now_us: int) -> Notification:
+        """Answers a request that is granted already: the same permit, renewed for a full lease."""
+        self._extend(holder, now_us // 1000, asked.terms.lease_ms)
+        if holder.requester.request == asked.requester.request:
+            holder.requester, holder.leaving = asked.requester, False  # the run may have been reset
+        else:
+            others = [each for each in holder.sharers if each.request != asked.requester.request]
+            holder.sharers = [*others, asked.requester]
+        return Notification("granted", asked.requester, holder.permit)
+
+    def _declare(self, capacity: int, now_us: int) -> list[Notification]:
+        if capacity == self.declared:
+            return []
+        self.declared = capacity
+        return self.resize(capacity, now_us)
+
+    def resize(self, capacity: int, now_us: int) -> list[Notification]:
+        """Changes the capacity; refuses waiters whose weight exceeds it."""
+        self.capacity = capacity
+        never = [place for place in self.queue if place.request.weight > capacity]
+        self.queue = [place for place in self.queue if place.request.weight <= capacity]
+        why = f"the capacity is {capacity} now, so that this weight can never fit"
+        refused = [
+            _refused(replace(place.request, requester=each), "ValueError", why)
+            for place in never
+            for each in place.requesters
+        ]
+        return refused + self._grant(now_us)
+
+    def _grant(self, now_us: int) -> list[Notification]:
+        """Grants from the head of the queue while the next fits."""
+        effects = []
+        while self.queue and self.queue[0].request.weight <= self.capacity - self.held:
+            place = self.queue.pop(0)
+            asked, now_ms = place.request, now_us // 1000
+            # Fences follow the clock, so they keep growing if a coordinator ends or is lost.
+            self.fence = max(self.fence + 1, now_us)
+            permit = Permit(
+                *(self.resource, asked.ticket, self.fence, asked.weight, self.capacity, asked.terms.lease_ms),
+                *(now_ms, now_ms + asked.terms.lease_ms, asked.owner, asked.metadata),
+            )
+            until_ms = None if asked.max_hold_ms is None else now_ms + asked.max_hold_ms
+            first, *others = place.requesters
+            self.holders.append(
+                Holder(permit, first, asked.keep, asked.on_close, until_ms, looked_ms=now_ms, sharers=others)
+            )
+            effects += [Notification("granted", each, permit) for each in place.requesters]
+        self.used_ms = max(self.used_ms, now_us // 1000)
+        return effects
+
+    # Releases
+
+    def release(self, release: Release, now_us: int) -> list[Notification]:
+        """Releases or withdraws a ticket; ignores a release by anyone who neither holds nor requested it."""
+        by_admin = release.fence is None and not release.request
+        holder = self.holder(release.ticket)
+        effects, released = [], False
+        if holder is not None and (by_admin or release.fence == holder.permit.fence):
+            self.holders.remove(holder)
+            released = True
+            # Of several runs that share a permit, one releases it for all.
+            effects += _lost(holder, "it was released by its ticket") if by_admin or holder.sharers else []
+        elif holder is not None and release.request == holder.requester.request:
+            released = True
+            if not holder.passes_on():
+                self.holders.remove(holder)
+        elif holder is not None and release.request:
+            holder.sharers = [each for each in holder.sharers if each.request != release.request]
+        if release.request:
+            self.withdrawn = [*self.withdrawn, release.request][-REMEMBERED:]
+        if release.fence is None:
+            left = self._leave(
+                lambda place, each, _: (
+                    place.request.ticket == release.ticket and (by_admin or each.request == release.request)
+                )
+            )
+            released = released or bool(left)
+            why = "somebody took this request out of the queue by its ticket"
+            effects += [Notification("refused", each, error="Withdrawn", why=why) for each in left if by_admin]
+        if release.call:
+            self.outcomes = [*self.outcomes, Outcome(release.call, released)][-REMEMBERED:]
+        return effects + self._grant(now_us)
+
+    def gone(self, effect: Notification, now_us: int) -> list[Notification]:
+        """Takes a grant back whose run could not be notified, as it is closed."""
+        permit = effect.permit
+        holder = None if permit is None else self.holder(permit.ticket)
+        if holder is None or permit is None or holder.permit.fence != permit.fence:
+            return []
+        if holder.requester != effect.to:  # another run shares the ticket, or has adopted the permit
+            holder.sharers = [each for each in holder.sharers if each != effect.to]
+            return []
+        if not holder.passes_on():
+            self.holders.remove(holder)
+        return self._grant(now_us)
+
+    def _leave(self, leaves: Callable[[QueuedTicket, Requester, int | None], bool]) -> list[Requester]:
+        """Removes requesters from the queue, and tickets without any; returns the removed requesters."""
+        left, queue = [], []
+        for place in self.queue:
+            stays = place.without(functools.partial(leaves, place))
+            left += [each for each in place.requesters if each not in stays.requesters]
+            if stays.requesters:
+                queue.append(stays)
+        self.queue = queue
+        return left
+
+    # Keeping permits
+
+    def renew(self, renewal: Renewal, now_us: int) -> list[Notification]:
+        """Renews a permit for a full lease."""
+        holder = self._held(renewal.ticket, renewal.fence)
+        if holder is not None:
+            self._extend(holder, now_us // 1000, renewal.lease_ms)
+        return []
+
+    def adopt(self, adoption: Adoption, now_us: int) -> list[Notification]:
+        """A run takes a permit over; of two that adopt it the first wins."""
+        holder = self._held(adoption.ticket, adoption.fence)
+        if holder is None:
+            return []
+        before, now_ms = holder.requester, now_us // 1000
+        same = (before.workflow_id, before.chain) == (adoption.requester.workflow_id, adoption.requester.chain)
+        if adoption.refence if adoption.refence is not None else not same:
+            self.fence = max(self.fence + 1, now_us)
+            holder.permit, holder.sharers = replace(holder.permit, fence=self.fence), []
+        holder.requester, holder.keep, holder.leaving = adoption.requester, True, False
+        holder.on_close = adoption.on_close
+        holder.until_ms = None if adoption.max_hold_ms is None else now_ms + adoption.max_hold_ms
+        self._extend(holder, now_ms, adoption.lease_ms)
+        return []
+
+    def confirmed(self, confirmed: Confirmed, now_us: int) -> list[Notification]:
+        """After a reset: the new run holds what the old one held."""
+        holder = self._held(confirmed.ticket, confirmed.fence)
+        if holder is not None:
+            holder.requester, holder.leaving = replace(holder.requester, run_id=confirmed.run_id), False
+            self._extend(holder, now_us // 1000, holder.permit.lease_ms)
+        return []
+
+    def _extend(self, holder: Holder, now_ms: int, lease_ms: int) -> None:
+        holder.looked_ms = now_ms
+        holder.permit = replace(holder.permit, lease_ms=lease_ms, expires_at_ms=now_ms + lease_ms)
+
+    # Time
+
+    def lapse(self, now_us: int) -> list[Notification]:
+        """Expires permits that are not kept, and waiters whose deadline has passed."""
+        now_ms = now_us // 1000
+        over = [each for each in self.holders if each.permit.expires_at_ms <= now_ms and not each.kept(now_ms)]
+        self.holders = [each for each in self.holders if each not in over]
+        self._leave(lambda _place, _each, deadline_ms: deadline_ms is not None and deadline_ms <= now_ms)
+        lost = [effect for each in over for effect in _lost(each, "its lease ran out")]
+        return lost + self._grant_if_any(now_us)
+
+    def _grant_if_any(self, now_us: int) -> list[Notification]:
+        # Time passing does not count as use.
+        return self._grant(now_us) if self.queue or self.holders else []
+
+    def due(self, now_ms: int) -> list[Requester]:
+        """The runs to look at now: those whose permits are kept and, if there are any, the first waiters too."""
+        holders = [each.requester for each in self.holders if each.kept(now_ms) and self._look_ms(each) <= now_ms]
+        waiters = [each for place in self.queue[:WAITERS_A_LOOK] for each in place.requesters] if holders else []
+        return holders + waiters
+
+    def looked(self, at: Requester, fate: str, now_us: int) -> list[Notification]:
+        """Applies the result of a look at a run: open, closed, continued, reset or unknown."""
+        now_ms, effects = now_us // 1000, []
+        for holder in [each for each in self.holders if each.requester == at]:
+            lease_ms = holder.permit.lease_ms
+            stays = is_kept(fate, holder.unknown, UNKNOWN_MAX)
+            holder.unknown = holder.unknown + 1 if fate == "unknown" else 0
+            if stays or (fate == "closed" and holder.passes_on()):
+                self._extend(holder, now_ms, lease_ms)
+            elif fate == "closed" and holder.on_close == "release":
+                self.holders.remove(holder)
+            elif fate in {"continued", "reset"}:
+                # The next run has one lease to adopt the permit, or to confirm that it holds it.
+                self._extend(holder, now_ms, lease_ms)
+                holder.leaving = True
+                effects += [Notification("confirm", at, holder.permit)] if fate == "reset" else []
+            else:
+                holder.leaving = True
+        if fate in {"closed", "continued"}:
+            self._leave(lambda _place, each, _deadline_ms: each == at)
+        return effects + self._grant_if_any(now_us)
+
+    def next_ms(self, now_ms: int) -> int:
+        """When the next look, expiry or idle end is due."""
+        times = [self._look_ms(each) if each.kept(now_ms) else each.permit.expires_at_ms for each in self.holders]
+        times += [ms for place in self.queue for ms in place.deadlines_ms if ms is not None]
+        return min(times, default=self.used_ms + IDLE_MS)
+
+    def _look_ms(self, holder: Holder) -> int:
+        if holder.on_close == "lease" or not self.queue:
+            return holder.permit.expires_at_ms
+        # Long holds are looked at less and less often: each look costs the coordinator some events.
+        pause_ms = LOOK_MS + (holder.looked_ms - holder.permit.granted_at_ms) // 4
+        return min(holder.permit.expires_at_ms, holder.looked_ms + pause_ms)
+
+    def contended(self, now_ms: int) -> dict[Requester, str]:
+        """The holders whose end somebody waits for, with the ticket of each."""
+        ends = [each for each in self.holders if each.kept(now_ms) and each.on_close == "release"] if self.queue else []
+        return {each.requester: each.permit.ticket for each in ends}
+
+    def idle(self, now_ms: int) -> bool:
+        """Whether the coordinator has been unused for so long that it may end."""
+        return not self.holders and not self.queue and now_ms >= self.used_ms + IDLE_MS
+
+    # Queries
+
+    @property
+    def held(self) -> int:
+        """Units held."""
+        return sum(each.permit.weight for each in self.holders)
+
+    def holder(self, ticket: str) -> Holder | None:
+        """The holder with that ticket."""
+        return next((each for each in self.holders if each.permit.ticket == ticket), None)
+
+    def _held(self, ticket: str, fence: int) -> Holder | None:
+        holder = self.holder(ticket)
+        return holder if holder is not None and holder.permit.fence == fence else None
+
+    def _place(self, ticket: str) -> QueuedTicket | None:
+        return next((each for each in self.queue if each.request.ticket == ticket), None)
+
+    def permit(self, ticket: str, fence: int) -> Permit | None:
+        """The permit, if it is held with that fence."""
+        holder = self._held(ticket, fence)
+        return None if holder is None else holder.permit
+
+    def adopted(self, ticket: str, request: str) -> Permit | None:
+        """The permit, if that request holds it."""
+        holder = self.holder(ticket)
+        return holder.permit if holder is not None and holder.requester.request == request else None
+
+    def outcome(self, call: str) -> bool:
+        """Whether a call of `release` released something; if calls share a name, whether the first did."""
+        return next((each.released for each in self.outcomes if each.call == call), False)
+
+    def snapshot(self, limit: int, now_ms: int) -> Snapshot:
+        """The resource, with at most `limit` holders and as many waiters."""
+        waiters = [
+            Waiter(
+                each.request.ticket, each.request.weight, each.request.owner, each.request.metadata, each.queued_at_ms
+            )
+            for each in self.queue[:limit]
+        ]
+        permits = tuple(each.permit for each in self.holders[:limit])
+        return Snapshot(self.resource, self.capacity, permits, tuple(waiters), self.fence, now_ms)
+
+    def size(self) -> int:
+        """The approximate size of the state in bytes."""
+        return sum(_size(*texts) for texts in self._texts())
+
+    def _texts(self) -> Iterator[tuple[str, str, str, dict[str, str]]]:
+        for holder in self.holders:
+            for each in (holder.requester, *holder.sharers):
+                yield each.workflow_id, holder.permit.ticket, holder.permit.owner, holder.permit.metadata
+        for place in self.queue:
+            for each in place.requesters:
+                yield each.workflow_id, place.request.ticket, place.request.owner, place.request.metadata
+
+
+def _size(workflow_id: str, ticket: str, owner: str, metadata: dict[str, str]) -> int:
+    # A queued ticket contains the id twice.
+    texts = [workflow_id, workflow_id, ticket, owner, *metadata, *metadata.values()]
+    return ENTRY_BYTES + sum(map(_json_size, texts))
+
+
+def _json_size(text: str) -> int:
+    """The size of a text as JSON, which escapes all but ASCII."""
+    plain = text.isascii() and text.isprintable() and not {'"', "\\"} & set(text)
+    return len(text) if plain else len(json.dumps(text))
+
+
+def _refused(asked: Request, error: str, why: str) -> Notification:
+    return Notification("refused", asked.requester, error=error, why=why)
+
+
+def _lost(holder: Holder, why: str) -> list[Notification]:
+    """The notifications of a loss; none for a permit that is plain data, as nobody waits for its loss."""
+    told = [holder.requester, *holder.sharers] if holder.keep else []
+    return [Notification("lost", each, holder.permit, why=why) for each in told]

@@ -1,0 +1,1 @@
+"""Resources kept in Redis; relays act there for workflow runs."""

@@ -1,0 +1,179 @@
+"""Resources in Redis. Local activities send the requests; a remote activity waits for the grant."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from datetime import timedelta
+from typing import TypeVar
+
+from temporalio import workflow
+from temporalio.common import RawValue
+from temporalio.exceptions import ActivityError, TimeoutType
+from temporalio.exceptions import TimeoutError as ActivityTimeout
+
+from redlease.models import Permit, Snapshot
+from redlease_temporal.errors import Withdrawn, refusal
+from redlease_temporal.payloads import locks
+from redlease_temporal.workflow_side.backend import (
+    LOCAL_LIMIT,
+    OFTEN,
+    LocalBackend,
+    is_cancelled,
+    local,
+    prolonged,
+    raise_if_cancelled,
+    read,
+    timed_out,
+)
+from redlease_temporal.workflow_side.hold import seen, to_its_end, until
+from redlease_temporal.workflow_side.run import Run, current
+
+T = TypeVar("T")
+
+
+class RedisBackend(LocalBackend):
+    """A resource that runs share with services, by way of relays. `terms`: those of the resource."""
+
+    away = "Redis"
+
+    async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+        """Requests a permit and waits for it."""
+        try:
+            standing = await self._enqueue(wish)
+            if standing.salt:
+                wish = dataclasses.replace(wish, salt=standing.salt)
+            if standing.permit is not None:
+                run.on_fresh(standing.permit)
+            return standing.permit or await self._wait(run, wish, standing, timeout)
+        except ActivityError as error:
+            if (refused := refusal(error)) is not None:
+                raise refused from error
+            await to_its_end(self._withdraw(wish))
+            raise_if_cancelled(error)
+            if isinstance(error.cause, ActivityTimeout) and error.cause.type == TimeoutType.SCHEDULE_TO_CLOSE:
+                raise timed_out(self.away, wish, timeout or timedelta(0)) from error
+            raise
+        except asyncio.CancelledError:
+            await to_its_end(self._withdraw(wish))
+            raise
+
+    async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
+        try:
+            return await local(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)
+        except ActivityError as error:
+            if refusal(error) is not None or is_cancelled(error):
+                raise
+            return locks.AcquireStatus()  # Redis did not answer in time: the waiting activity retries
+
+    async def _wait(
+        self, run: Run, wish: locks.AcquireCall, standing: locks.AcquireStatus, timeout: timedelta | None
+    ) -> Permit:
+        if timeout is not None and timeout <= timedelta(0):
+            await to_its_end(self._withdraw(wish))
+            raise timed_out(self.away, wish, timeout)
+        if standing.shape == locks.BY_SIGNAL:
+            return await self._wait_for_signal(run, wish, timeout)
+        place = "" if standing.ahead is None else f", place {standing.ahead + 1}"
+        returned: RawValue | None = await workflow.execute_activity(
+            locks.WAIT,
+            wish,
+            result_type=RawValue,
+            task_queue=run.task_queue,
+            activity_id=wish.wait_id,
+            schedule_to_close_timeout=timeout,
+            start_to_close_timeout=timedelta(seconds=run.wait_attempt_s),
+            retry_policy=OFTEN,
+            summary=f"waiting for {self._terms.resource}{place}",
+        )
+        try:
+            return _checked(read(returned, Permit), wish)
+        except ValueError as error:
+            await to_its_end(self._withdraw(wish))
+            message = (
+                f"resource {self._terms.resource!r}: somebody else than the library completed the activity "
+                f"{wish.wait_id!r}: {error}. The request is out of the queue: acquire again"
+            )
+            raise Withdrawn(message, resource=self._terms.resource, ticket=wish.ticket) from error
+
+    async def _wait_for_signal(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+        key = (self._terms.resource, wish.ticket)
+        try:
+            await until(lambda: key in run.granted, None if timeout is None else timeout.total_seconds())
+        except TimeoutError:
+            await to_its_end(self._withdraw(wish))
+            raise timed_out(self.away, wish, timeout or timedelta(0)) from None
+        return run.granted.pop(key)
+
+    async def _withdraw(self, wish: locks.AcquireCall) -> bool:
+        return await self.release(locks.ReleaseCall(self._terms, wish.ticket, asked=wish.local_id, salt=wish.salt))
+
+    async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
+        """Requests a permit without queueing."""
+        permit = (await self._ask(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)).permit
+        if permit is not None:
+            run.on_fresh(permit)
+        return permit
+
+    async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
+        """Takes over a permit."""
+        del run
+        name = adopting.wish.local_id
+        return await prolonged(locks.ADOPT, adopting, name, away=self.away, resource=self._terms.resource)
+
+    async def renew(self, renewing: locks.RenewCall) -> Permit:
+        """Renews a permit."""
+        return await prolonged(locks.RENEW, renewing, away=self.away, resource=self._terms.resource)
+
+    async def release(self, giving: locks.ReleaseCall) -> bool:
+        """Releases a permit or withdraws a request; if Redis does not answer, a remote activity retries."""
+        if current().is_needed_again(self._terms.resource, giving.ticket):
+            try:
+                return read(await self._release_later(giving), locks.Released).released
+            except (ActivityError, ValueError):
+                return False
+        try:
+            released = await local(locks.RELEASE, giving, locks.Released)
+        except ActivityError as error:
+            if (refused := refusal(error)) is not None:
+                raise refused from error
+            released = locks.Released(released=False, pending=True)
+        if released.pending:
+            self._release_later(giving).add_done_callback(seen)
+        return released.released
+
+    def _release_later(self, giving: locks.ReleaseCall) -> workflow.ActivityHandle[RawValue | None]:
+        return workflow.start_activity(
+            locks.RELEASE_LATER,
+            giving,
+            result_type=RawValue,
+            task_queue=current().task_queue,
+            schedule_to_close_timeout=timedelta(milliseconds=self._terms.lease_ms) + LOCAL_LIMIT,
+            retry_policy=OFTEN,
+            cancellation_type=workflow.ActivityCancellationType.ABANDON,
+            summary=f"releasing {self._terms.resource}",
+        )
+
+    async def end(self, giving: locks.ReleaseCall) -> bool:
+        """Releases a permit."""
+        return await self.release(giving)
+
+    async def check(self, checking: locks.Checking) -> bool:
+        """Whether Redis still has the permit."""
+        return await self._ask(locks.CHECK, checking, bool)
+
+    async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
+        """The current state of the resource."""
+        return await self._ask(locks.INSPECT, inspecting, Snapshot)
+
+    def kept_by(self, permit: Permit) -> str:  # noqa: ARG002  the same for each
+        """No workflow keeps it."""
+        return ""
+
+
+def _checked(permit: Permit, wish: locks.AcquireCall) -> Permit:
+    """Returns the permit; raises ValueError if it is of another resource."""
+    # The ticket is not compared: it is made from the workflow id, and histories may be replayed under any id.
+    if permit.resource != wish.terms.resource:
+        raise ValueError(f"its result is a permit of resource {permit.resource!r}")
+    return permit

@@ -1,0 +1,7 @@
+-- say: publishes a message to all relays.
+-- KEYS: watches owners relays
+-- ARGV: tag channel message
+-- Reply: {tag}
+-- Cost: O(n) with n relays.
+redis.pcall('PUBLISH', ARGV[2], ARGV[3])
+return {ARGV[1]}

@@ -1,0 +1,209 @@
+"""The registry in Redis: the watches of all relays of a group, each for one ticket of a workflow run.
+
+Relays form a group if each can serve the runs of the others: they have the same Temporal cluster and namespace, and
+data converters that understand each other. Each watch has one relay as its owner. When a relay's lease expires, other
+relays take its watches over; a watch contains all that they need to continue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple
+
+from temporalio.client import Client
+
+from redlease.tickets import Resource, Script, Tickets, read_lua
+from redlease_temporal.common.run_monitor import cluster_of
+from redlease_temporal.common.settings import Settings
+from redlease_temporal.payloads.locks import OnClose, Terms
+
+CLAIM_MS = 3000  # the lease of a relay that claims a watch and is not in the registry
+KEEP_MS = 14 * 24 * 3600 * 1000  # how long the registry is kept after the last beat of the last relay
+
+
+@dataclass(slots=True)
+class Watch:
+    """What a relay stores of one ticket and of the workflow run that it serves.
+
+    Attributes:
+        request: Distinguishes this request from other requests with its ticket: later ones, and those of a reset run.
+        run_id: The run that is to have the permit.
+        chain: The first run of its chain.
+        event_id: The history up to this event does not record the grant.
+        local_id: The local activity whose marker records the grant.
+        wait_id: The remote activity whose completion records the grant.
+        token: The task token that completes the waiting activity; empty while there is none.
+        arrival: Its sequence number in the queue, used again if its entry expires; 0 if it was never queued.
+        fence: The permit's fence; 0 while the request waits.
+        recorded: Whether the run's history has the grant.
+        admission: Whether it is the place of a workflow with `@concurrency`.
+        canary: What a relay must be able to decode before it takes the watch over; empty if any relay may.
+    """
+
+    terms: Terms
+    ticket: str
+    request: str
+    workflow_id: str
+    run_id: str
+    chain: str
+    event_id: int
+    local_id: str
+    wait_id: str
+    label: str
+    owner: str
+    weight: int = 1
+    metadata: dict[str, str] = field(default_factory=dict)
+    keep: bool = True
+    on_close: OnClose = "release"
+    max_hold_ms: int | None = None
+    token: str = ""
+    arrival: int = 0
+    fence: int = 0
+    granted_at_ms: int = 0
+    capacity: int = 0
+    recorded: bool = False
+    admission: bool = False
+    canary: str = ""
+
+    @property
+    def id(self) -> str:
+        """Identifies the watch by resource, ticket and workflow: a reset run keeps it."""
+        return digest(self.terms.resource, self.ticket, self.workflow_id)
+
+    def text(self) -> str:
+        """The watch as JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def read(cls, text: bytes) -> Watch:
+        """Parses a stored watch; ignores fields that a later release has added."""
+        values = json.loads(text)
+        values["terms"] = Terms(**_known(Terms, values["terms"]))
+        return cls(**_known(cls, values))
+
+
+def _known(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def digest(*parts: str) -> str:
+    """A short hash of the parts."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+async def relay_group(temporal: Client, settings: Settings) -> str:
+    """The name of the group of relays that share their watches: those of one Temporal cluster, namespace and setup.
+
+    Raises:
+        RPCError: The Temporal server did not say which cluster it is of.
+    """
+    return digest(await cluster_of(temporal), temporal.namespace, settings.group_of(temporal))
+
+
+def _script(name: str, args: str) -> Script:
+    return Script(name, args, read_lua(__package__, name), keys=len(_Keys.PARTS))
+
+
+class _Keys(Resource):
+    """The keys of a group: the text of each watch, the watches of each relay, and the expiry of each relay's lease."""
+
+    PARTS: ClassVar[tuple[bytes, ...]] = (b"watches", b"owners", b"relays")
+
+
+BEAT = _script("beat", "relay lease_ms keep_ms channel generation skipped")
+CLAIM = _script("claim", "relay watch text lease_ms channel")
+PUT = _script("put", "relay watch text generation")
+DROP = _script("drop", "relay watch channel chain")
+INHERIT = _script("inherit", "relay from watches")
+OWN = _script("own", "relay after")
+SAY = _script("say", "channel message")
+LAY = _script("lay", "relay watch text channel")
+SCRIPTS = (BEAT, CLAIM, PUT, DROP, INHERIT, OWN, SAY, LAY)
+
+
+class Beat(NamedTuple):
+    """The reply to a beat.
+
+    Attributes:
+        fresh: Whether other relays may have taken over the watches of this one.
+        generation: Of the registry's data; it changes when Redis loses that data, and with it the watches.
+        soonest_ms: Until the next lease of another relay expires; -1 if there is none.
+        lapsed: Relays whose lease has expired.
+    """
+
+    fresh: bool
+    generation: str
+    soonest_ms: int
+    lapsed: list[str]
+
+
+class Registry:
+    """One relay's access to the registry. Calls wait for Redis without limit unless `limit_ms` is given."""
+
+    def __init__(self, tickets: Tickets, prefix: str, group: str, relay: str) -> None:
+        self.relay = relay
+        self.channel = f"{prefix}:relays:{group}"
+        self._tickets = tickets
+        self.generation = ""  # of the data that contains this relay's watches
+        self._keys = _Keys(prefix, f"relays {group}")
+
+    async def beat(self, lease_ms: int, skipped: Iterable[str] = (), *, limit_ms: float | None = None) -> Beat:
+        """Renews this relay's lease; 0 ends it. The reply leaves out the lapsed relays in `skipped`."""
+        candidate = secrets.token_hex(4)
+        generation, fresh, soonest, *lapsed = await self._call(
+            BEAT, self.relay, lease_ms, KEEP_MS, self.channel, candidate, " ".join(skipped), limit_ms=limit_ms
+        )
+        self.generation = self.generation or generation.decode()
+        return Beat(bool(fresh), generation.decode(), soonest, [name.decode() for name in lapsed])
+
+    async def claim(self, watch: Watch, *, limit_ms: float | None = None) -> Watch:
+        """Makes this relay the owner of a watch; returns the stored record, an earlier one if there was one."""
+        values = await self._call(CLAIM, self.relay, watch.id, watch.text(), CLAIM_MS, self.channel, limit_ms=limit_ms)
+        return Watch.read(values[0])
+
+    async def add_unowned(self, watch: Watch) -> bool:
+        """Stores a watch for the relays to take over, unless it exists; for callers that are no relay."""
+        return bool((await self._call(LAY, self.relay, watch.id, watch.text(), self.channel))[0])
+
+    async def put(self, watch: Watch) -> bool:
+        """Stores the watch; returns False if this relay no longer owns it.
+
+        If Redis lost its data, nobody owns the watch: this relay claims it again.
+        """
+        written = (await self._call(PUT, self.relay, watch.id, watch.text(), self.generation))[0]
+        if written < 0:
+            await self.claim(watch)
+        return bool(written)
+
+    async def drop(self, watch_id: str, *, anyones: bool = False, chain: str = "*") -> Watch | None:
+        """Deletes a watch of this relay, or anyone's, or only one of this chain of runs; returns the stored record."""
+        relay = "" if anyones else self.relay
+        _, text = await self._call(DROP, relay, watch_id, self.channel, chain)
+        return Watch.read(text) if text else None
+
+    async def list_owned(self, relay: str = "") -> dict[str, bytes]:
+        """The text of each watch that this relay, or the given one, owns, by watch id."""
+        owned: dict[str, bytes] = {}
+        more, after = 1, ""
+        while more:
+            more, *values = await self._call(OWN, relay or self.relay, after)
+            page = {watch_id.decode(): text for watch_id, text in zip(values[::2], values[1::2], strict=True)}
+            after = next(reversed(page), after)  # the script removes the entries that it leaves out of a page
+            owned |= page
+        return owned
+
+    async def inherit(self, lapsed: str, watch_ids: Iterable[str]) -> list[Watch]:
+        """Takes over those of the watches that the lapsed relay still owns; at most a hundred."""
+        return [Watch.read(text) for text in await self._call(INHERIT, self.relay, lapsed, " ".join(watch_ids))]
+
+    async def broadcast(self, message: str) -> None:
+        """Publishes a message to all relays."""
+        await self._call(SAY, self.channel, message)
+
+    async def _call(self, script: Script, *args: str | int, limit_ms: float | None = None) -> list[Any]:
+        return await self._tickets.run(self._keys, script, *args, limit_ms=limit_ms)

@@ -1,0 +1,337 @@
+"""The relay: the part of a worker process that serves the Redis locks of workflow runs.
+
+It queues the runs' requests, completes their waiting activities when a request is granted, renews their permits and
+checks whether the runs are still open. Each relay holds a lease in Redis; when that expires, other relays take its
+watches over. Each Temporal client that workers use has one relay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Protocol
+
+from temporalio.client import Client
+
+from redlease import Redlease, RedleaseError, Semaphore, clock
+from redlease.tickets import AcquireRequest, Released, Resource, Terms
+from redlease_temporal.common.lasting import Once, lasting
+from redlease_temporal.common.run_monitor import RunMonitor
+from redlease_temporal.common.settings import Settings
+from redlease_temporal.payloads import locks
+
+from .canaries import can_read, canary_of
+from .registry import SCRIPTS, Registry, Watch, relay_group
+
+logger = logging.getLogger("redlease.temporal")
+
+RELAY_LEASE_MS = (300, 3000)  # the shortest and the longest lease of a relay: other relays take over once it expires
+BEATS_A_LEASE = 3
+ROUNDING_MS = 2
+BEGUN_AGAIN_S = (0.1, 1.0)  # the first and the longest pause before a failed loop of the relay restarts
+FOREIGN_MS = 30_000.0  # how long this relay ignores a lapsed relay whose watches it could not read
+PAGE = 100  # watches taken over in one call
+LEAVE_MS = 1000.0  # the longest that a closing relay waits for Redis
+
+
+class Tracker(Protocol):
+    """Serves one watch. It can be stopped at any moment: all state that matters is in Redis."""
+
+    watch: Watch
+
+    def start(self) -> None:
+        """Starts its task."""
+
+    def stop(self) -> None:
+        """Stops its task and leaves the state in Redis as it is."""
+
+    def wake(self) -> None:
+        """A waiter needs the resource: check more often whether the run has ended."""
+
+    async def fill_lease(self) -> None:
+        """Renews the permit, if it may, so that the next relay has a full lease to take it over."""
+
+
+class Relay:
+    """Serves the locks of a group of workflow runs, for one process.
+
+    Args:
+        client: The Redis client; only the relay uses it.
+        temporal: The client of the workers that the relay serves.
+        settings: The plugin's settings.
+        monitor: Asks Temporal for the status of runs.
+        make_tracker: Makes the tracker of a watch.
+        group: Names the relays that share their watches.
+        canary: Lets other relays test whether they can decode this one's payloads.
+    """
+
+    def __init__(
+        self,
+        client: Redlease,
+        temporal: Client,
+        settings: Settings,
+        monitor: RunMonitor,
+        make_tracker: Callable[[Relay, Watch], Tracker],
+        *,
+        group: str,
+        canary: str,
+    ) -> None:
+        self.client = client
+        self.temporal = temporal
+        self.settings = settings
+        self.monitor = monitor
+        self.canary = canary
+        self.prefix = settings.prefix
+        self.name = secrets.token_hex(8)
+        self.tickets = client.tickets
+        self.registry = Registry(self.tickets, self.prefix, group, self.name)
+        self.trackers: dict[str, Tracker] = {}
+        self._make_tracker = make_tracker
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._once = Once()
+        self._foreign: dict[str, float] = {}  # lapsed relays with unreadable watches: until when to ignore each
+        self._doubted = False  # whether other relays may have taken over watches of this one
+        self._changed, self._unheard = asyncio.Event(), asyncio.Event()
+
+    @classmethod
+    async def made(
+        cls, temporal: Client, settings: Settings, monitor: RunMonitor, make_tracker: Callable[[Relay, Watch], Tracker]
+    ) -> Relay:
+        """Makes a relay for settings that include a Redis client factory.
+
+        Raises:
+            ValueError: The factory makes something else than a Redlease client.
+            RPCError: The Temporal server did not return its cluster id.
+        """
+        assert settings.make_client is not None
+        client = settings.make_client()
+        if not isinstance(client, Redlease):
+            raise ValueError(f"what RedleasePlugin is given has to make a Redlease client, not {client!r}")
+        group = await relay_group(temporal, settings)
+        canary = await canary_of(temporal.data_converter)
+        return cls(client, temporal, settings, monitor, make_tracker, group=group, canary=canary)
+
+    # Lifecycle
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Runs the relay; at the end, leaves its watches to the other relays."""
+        self.tickets.connect(*SCRIPTS)
+        self.tickets.on_reconnect(self._changed)
+        await self.tickets.subscribe(self.registry.channel, self._on_message)
+        self.spawn(lasting("saying that the relay lives", self._beat, BEGUN_AGAIN_S))
+        self.spawn(lasting("looking for what is the relay's own", self._find_unheard, BEGUN_AGAIN_S))
+        try:
+            yield
+        finally:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """Leaves all watches to the other relays, after renewing each permit so that they have time to take it over."""
+        trackers = list(self.trackers.values())
+        for tracker in trackers:
+            tracker.stop()
+        self.trackers.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            with contextlib.suppress(RedleaseError):
+                async with asyncio.timeout(LEAVE_MS / 1000):
+                    await asyncio.gather(*(tracker.fill_lease() for tracker in trackers))
+                    await self.registry.beat(0, limit_ms=LEAVE_MS)
+        except TimeoutError:
+            logger.warning("Redis did not answer: the other relays find out by themselves that this one is gone")
+        await self.client.abandon()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Runs a coroutine until it is done or the relay closes."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a task of the relay failed", exc_info=task.exception())
+
+    # Sharing with the other relays
+
+    async def _beat(self) -> None:
+        while True:
+            self._changed.clear()
+            wait_ms = await self._say_alive()
+            await clock.pause(self._changed, wait_ms / 1000)
+
+    async def _say_alive(self) -> float:
+        """Renews this relay's lease and takes over watches of lapsed relays; returns the ms until the next beat."""
+        lease_ms = self._lease_ms()
+        # If this beat's reply is lost, the next reply does not show whether others took the watches over before this
+        # beat.
+        doubted, self._doubted = self._doubted, True
+        now_ms = clock.now_ms()
+        self._foreign = {relay: until_ms for relay, until_ms in self._foreign.items() if until_ms > now_ms}
+        beat = await self.registry.beat(lease_ms, self._foreign)
+        self._doubted = doubted or beat.fresh
+        try:
+            await self._mend(beat.generation)
+        except Exception as error:  # noqa: BLE001  logged; the next beat retries
+            self._once.tell("the relay could not make sure of what is its own, and tries again", error)
+        for lapsed in beat.lapsed:
+            try:
+                async with self.recover_on_error():
+                    await self._inherit(lapsed)
+            except Exception as error:  # noqa: BLE001  logged; the other lapsed relays come next
+                self._once.tell(f"taking over what relay {lapsed} had failed, and is tried again", error)
+        wait_ms = lease_ms / BEATS_A_LEASE
+        return min(wait_ms, beat.soonest_ms + ROUNDING_MS) if beat.soonest_ms >= 0 else wait_ms
+
+    async def _mend(self, generation: str) -> None:
+        """Claims all watches again if Redis lost its data; else drops those that other relays may have taken over."""
+        if self.registry.generation not in {"", generation}:
+            await asyncio.gather(*(self.registry.claim(each.watch) for each in list(self.trackers.values())))
+        elif self._doubted:
+            await self._forget_lost()
+        self.registry.generation, self._doubted = generation, False
+
+    def _lease_ms(self) -> int:
+        """The relay's lease: shorter than those of its permits, so that other relays can take them over in time."""
+        least, most = RELAY_LEASE_MS
+        shortest = min((tracker.watch.terms.lease_ms for tracker in self.trackers.values()), default=most * 3)
+        return max(least, min(most, shortest // 3))
+
+    async def _forget_lost(self) -> None:
+        """Forgets the watches that other relays took over or dropped while this one was silent."""
+        before = dict(self.trackers)
+        own = await self.registry.list_owned()
+        for watch_id, tracker in before.items():
+            if watch_id not in own and self.trackers.get(watch_id) is tracker:
+                self.forget(tracker)
+
+    async def _inherit(self, lapsed: str) -> None:
+        """Takes over those watches of a lapsed relay that this one can decode; leaves the others to relays that can."""
+        left = await self.registry.list_owned(lapsed)
+        canaries: dict[str, bool] = {}
+        readable = [watch_id for watch_id, text in left.items() if await self._can_read(text, canaries)]
+        if len(readable) < len(left):
+            self._foreign[lapsed] = clock.now_ms() + FOREIGN_MS
+        for start in range(0, len(readable) or 1, PAGE):
+            for watch in await self.registry.inherit(lapsed, readable[start : start + PAGE]):
+                self.track(self._make_tracker(self, watch))
+
+    async def _can_read(self, text: bytes, known: dict[str, bool]) -> bool:
+        try:
+            canary = Watch.read(text).canary
+        except Exception as error:  # noqa: BLE001  written by another version, perhaps
+            self._once.tell("the relay could not read a watch, and leaves it to others", error)
+            return False
+        if canary not in known:
+            known[canary] = await can_read(self.temporal.data_converter, canary)
+        return known[canary]
+
+    @contextlib.asynccontextmanager
+    async def recover_on_error(self) -> AsyncIterator[None]:
+        """After an error in the block, finds and tracks the watches that Redis may have assigned to this relay."""
+        try:
+            yield
+        except BaseException:
+            self._unheard.set()
+            raise
+
+    async def claim(self, watch: Watch, *, limit_ms: float | None = None) -> Watch:
+        """Makes this relay the owner of the watch; returns the stored record, which may be an earlier one."""
+        watch.canary = self.canary
+        async with self.recover_on_error():
+            return await self.registry.claim(watch, limit_ms=limit_ms)
+
+    async def _find_unheard(self) -> None:
+        """Tracks watches whose `claim` reply was lost: Redis may already name this relay as their owner."""
+        while True:
+            await self._unheard.wait()
+            self._unheard.clear()
+            try:
+                own = await self.registry.list_owned()
+            except Exception:
+                self._unheard.set()
+                raise
+            failed = False
+            for watch_id, text in own.items():
+                try:
+                    if watch_id not in self.trackers:
+                        self.track(self._make_tracker(self, Watch.read(text)))
+                except Exception as error:  # noqa: BLE001  logged; the other watches come next
+                    failed = True
+                    self._once.tell(f"the relay could not begin to look after watch {watch_id}, and tries again", error)
+            if failed:
+                self._unheard.set()
+                await asyncio.sleep(RELAY_LEASE_MS[1] / 1000)
+
+    async def _verify(self, tracker: Tracker) -> None:
+        """Forgets the watch if it has another owner; the relay may have claimed it again since the message was sent."""
+        if self.trackers.get(tracker.watch.id) is tracker and not await self.registry.put(tracker.watch):
+            self.forget(tracker)
+
+    def _on_message(self, payload: bytes) -> None:
+        try:
+            self._take_in(payload.decode())
+        except Exception as error:  # noqa: BLE001  anybody may publish anything
+            self._once.tell("a message to the relays could not be read", error)
+
+    def _take_in(self, message: str) -> None:
+        kind, *rest = message.split(" ", 1)
+        if kind == "left":
+            self._changed.set()
+        elif kind == "gone":
+            owner, watch_id = rest[0].split(" ")
+            if owner == self.name and watch_id in self.trackers:
+                tracker = self.trackers[watch_id]
+                self.spawn(lasting(f"{tracker}: asking whose its ticket is", lambda: self._verify(tracker)))
+        elif kind == "look":
+            for tracker in self.trackers.values():
+                if tracker.watch.terms.resource == rest[0] and tracker.watch.fence:
+                    tracker.wake()
+
+    # Trackers
+
+    def track(self, tracker: Tracker) -> None:
+        """Runs this tracker for its watch, in place of any earlier one."""
+        before = self.trackers.get(tracker.watch.id)
+        if before is not None:
+            before.stop()
+        short = tracker.watch.terms.lease_ms // 3 < RELAY_LEASE_MS[1]
+        if short and self._lease_ms() > tracker.watch.terms.lease_ms // 3:
+            self._changed.set()
+        self.trackers[tracker.watch.id] = tracker
+        tracker.start()
+
+    def forget(self, tracker: Tracker) -> None:
+        """Stops the tracker and removes it."""
+        if self.trackers.get(tracker.watch.id) is tracker:
+            del self.trackers[tracker.watch.id]
+        tracker.stop()
+
+    def terms(self, watch: Watch) -> Terms:
+        """The terms that this relay sends with each request for a watch."""
+        terms, settings = watch.terms, self.settings
+        return Terms(
+            *(watch.owner, terms.lease_ms, terms.capacity, settings.waiter_lease_ms, terms.max_waiters),
+            settings.idle_ttl_ms,
+        )
+
+    def semaphore(self, terms: locks.Terms) -> Semaphore:
+        """The resource as a public `Semaphore`."""
+        return self.client.semaphore(
+            terms.resource, terms.capacity, lease=terms.lease_ms / 1000, max_waiters=terms.max_waiters
+        )
+
+    async def give_back(self, resource: Resource, watch: Watch, *, patience_ms: float = LEAVE_MS) -> Released:
+        """Releases or withdraws a ticket, so that no late copy of its request can be granted."""
+        ask = AcquireRequest(resource, self.terms(watch), watch.ticket, watch.request, watch.weight)
+        return await self.tickets.give_back(
+            ask, watch.fence or None, lasts_ms=watch.terms.lease_ms, may_be_duplicated=True, patience_ms=patience_ms
+        )

@@ -1,0 +1,177 @@
+"""How activities use the relay of their process: queue, wait, release, adopt, renew, check and inspect."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+
+from temporalio import activity
+
+from redlease import RedleaseError, Semaphore, Withdrawn, limits
+from redlease.models import Permit, Snapshot
+from redlease.tickets import GONE, label, lease_lost
+from redlease_temporal.payloads import locks
+
+from .registry import Watch, digest
+from .relay import LEAVE_MS, Relay
+from .tracker import TicketTracker
+
+AT_ONCE_S = 0.7  # how long a local activity waits for Redis, out of one second in all
+
+
+class Requests:
+    """Carries out the requests that runs send as activities. The relay tracks the tickets from then on."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+
+    async def enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
+        """Queues a request and returns its status. Waits less than a second for Redis."""
+        if not wish.queue:
+            return await self._try(wish)
+        async with asyncio.timeout(AT_ONCE_S):
+            try:
+                return await self._enqueue(wish)
+            except Withdrawn:
+                # Temporal executes this workflow task again: an earlier execution reached the release and was not
+                # recorded. Its request stays withdrawn; this execution makes a new one.
+                return await self._enqueue(dataclasses.replace(wish, salt=secrets.token_hex(4)))
+
+    async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
+        watch = await self._claim(self._watch(wish), limit_ms=None)
+        watcher = TicketTracker(self._relay, watch, at_once=True)
+        self._relay.track(watcher)
+        return dataclasses.replace(await watcher.standing(), salt=wish.salt)
+
+    async def _try(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
+        watch = self._watch(wish)
+        permit = await self._relay.semaphore(wish.terms).try_acquire(
+            ticket=wish.ticket, weight=wish.weight, owner=watch.owner, metadata=wish.metadata
+        )
+        return locks.AcquireStatus(permit)
+
+    async def wait(self, wish: locks.AcquireCall, token: bytes) -> None:
+        """Has the relay complete the activity of this token when the request is granted."""
+        watch = self._watch(wish)
+        # The local activity's marker records that the request was queued; only this activity's completion records the
+        # grant.
+        watch.local_id = watch.wait_id
+        await self._claim(watch, limit_ms=LEAVE_MS)
+        watcher = TicketTracker(self._relay, watch)
+        watcher.attach(token)
+        await self._relay.registry.put(watch)
+        self._relay.track(watcher)
+
+    async def release(self, giving: locks.ReleaseCall, *, patience_ms: float = AT_ONCE_S * 1000) -> locks.Released:
+        """Releases a permit, or withdraws a request from the queue."""
+        semaphore = self._relay.semaphore(giving.terms)
+        try:
+            async with asyncio.timeout(patience_ms / 1000):
+                if giving.administrative:
+                    return locks.Released(await semaphore.release(giving.ticket))
+                leaving = self._leaving(giving)
+                known = self._relay.trackers.get(leaving.id)
+                if known is not None:
+                    self._relay.forget(known)
+                await self._relay.registry.drop(leaving.id, anyones=True)
+                released = await self._relay.give_back(
+                    self._relay.tickets.resource(giving.terms.resource), leaving, patience_ms=patience_ms
+                )
+        except TimeoutError:
+            return locks.Released(released=False, pending=True)
+        if isinstance(released, RedleaseError):
+            raise released
+        if self._relay.settings.by_signal:
+            await self._tell_holders(semaphore)
+        return locks.Released(bool(released), pending=released is None)
+
+    async def _tell_holders(self, semaphore: Semaphore) -> None:
+        """Waits until the relay has signalled the new holders.
+
+        A time-skipping test server skips time as soon as no workflow task is under way. If all other workflows wait for
+        a signal, it would skip to their timeouts.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(AT_ONCE_S):
+                holders = {permit.ticket for permit in (await semaphore.inspect()).holders}
+                for watcher in list(self._relay.trackers.values()):
+                    watch = watcher.watch
+                    if not isinstance(watcher, TicketTracker) or not watch.token:
+                        continue
+                    if watch.ticket in holders and watch.terms.resource == semaphore.name:
+                        await watcher.handed_over.wait()
+
+    def _leaving(self, giving: locks.ReleaseCall) -> Watch:
+        wish = locks.AcquireCall(giving.terms, giving.ticket, "", 0, giving.asked, "", salt=giving.salt)
+        watch = self._watch(wish)
+        if giving.fence is not None:  # the fence names the permit; its request must not be granted again
+            watch.fence, watch.request = giving.fence, ""
+        return watch
+
+    async def adopt(self, adopting: locks.AdoptCall) -> Permit:
+        """Takes a permit over for a run: with a new fence, unless it comes from the same chain of runs."""
+        permit, watch = adopting.permit, self._watch(adopting.wish)
+        resource = self._relay.tickets.resource(permit.resource)
+        async with asyncio.timeout(AT_ONCE_S):
+            known = await self._relay.claim(watch)
+            # When the next run of a chain starts, the previous one has ended and cannot use the fence. (An equal
+            # request is a repeat of this one.)
+            before = known if known.request != watch.request else None
+            same = before is not None and (before.workflow_id, before.chain) == (watch.workflow_id, watch.chain)
+            refence = not same if adopting.refence is None else adopting.refence
+            adopted = await self._relay.tickets.adopt(
+                *(resource, permit.ticket, permit.fence, watch.request, watch.terms.lease_ms),
+                refence=refence,
+                idle_ttl_ms=self._relay.settings.idle_ttl_ms,
+                label=watch.label,
+                limit_ms=None,
+            )
+            if adopted is None:
+                await self._relay.registry.drop(watch.id)
+                raise lease_lost(permit.resource, permit.ticket, permit.fence, GONE)
+            watch.fence, watch.granted_at_ms, _, watch.weight, watch.capacity, _ = adopted
+            await self._relay.registry.put(watch)
+        watcher = TicketTracker(self._relay, watch, at_once=True)
+        self._relay.track(watcher)
+        return watcher.permit
+
+    async def renew(self, renewing: locks.RenewCall) -> Permit:
+        """Renews a permit for a lease of that length."""
+        return await self._relay.semaphore(renewing.terms).renew(renewing.permit, lease=renewing.lease_ms / 1000)
+
+    async def held(self, resource: str, ticket: str, fence: int) -> bool:
+        """Whether the permit with this fence is held now."""
+        return await self._relay.tickets.check(self._relay.tickets.resource(resource), ticket, fence)
+
+    async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
+        """The current state of the resource."""
+        return await self._relay.semaphore(inspecting.terms).inspect(limit=inspecting.limit)
+
+    async def _claim(self, watch: Watch, *, limit_ms: float | None) -> Watch:
+        """Makes the relay the owner of the watch, and copies the state of an earlier copy of the request."""
+        known = await self._relay.claim(watch, limit_ms=limit_ms)
+        watch.arrival = known.arrival
+        if known.request == watch.request and known.fence:
+            watch.fence, watch.granted_at_ms, watch.capacity = known.fence, known.granted_at_ms, known.capacity
+        return watch
+
+    def _watch(self, wish: locks.AcquireCall) -> Watch:
+        """The initial watch for a request of the activity's workflow run."""
+        info = activity.info()
+        workflow_id, run_id = info.workflow_id or "", info.workflow_run_id or ""
+        owner = wish.owner or limits.shortened(workflow_id, limits.OWNER_BYTES_MAX)
+        return Watch(
+            wish.terms,
+            wish.ticket,
+            digest(wish.terms.resource, wish.ticket, run_id, wish.local_id, wish.salt),
+            *(workflow_id, run_id, wish.chain, wish.event_id, wish.local_id, wish.wait_id),
+            label(owner, wish.metadata),
+            owner,
+            weight=wish.weight,
+            metadata=wish.metadata,
+            keep=wish.keep,
+            on_close=wish.on_close,
+            max_hold_ms=wish.max_hold_ms,
+        )

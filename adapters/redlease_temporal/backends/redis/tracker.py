@@ -1,0 +1,447 @@
+"""Tracks one ticket for a workflow run: queues it, delivers the grant, and renews the permit until the run ends.
+
+A tracker is one task that can be stopped at any moment. Its state stays in Redis: the permit or queue entry, and the
+watch. The relay that owns the watch next continues from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Any
+
+from temporalio.client import AsyncActivityCancelledError
+from temporalio.service import RPCError, RPCStatusCode
+
+from redlease import RedleaseError, Withdrawn, clock
+from redlease.models import Permit
+from redlease.tickets import AcquireRequest, Granted, Message, Queued, pack_terms
+from redlease_temporal.common.lasting import Once, lasting
+from redlease_temporal.common.run_monitor import Look, RunKey, RunStatus
+from redlease_temporal.errors import failure
+from redlease_temporal.payloads import locks
+from redlease_temporal.payloads.locks import LOST_SIGNAL, AcquireStatus, Lost
+
+from .registry import Watch
+from .relay import Relay
+from .telling import BY_SIGNAL_TOKEN, tell_of_grant
+
+logger = logging.getLogger("redlease.temporal")
+
+RENEWALS_A_LEASE = 3
+NOTICE_S = 2.0  # how often a renewal checks for waiters: services that queue do not notify relays
+FIRST_LOOK_S = 1.0  # when a new hold is first checked: most are released earlier and cost no check
+RETRY_S = (0.1, 5.0)  # the first and the longest pause after the Temporal server did not answer
+GIVING_UP_S = 1.0  # a run that gives up its wait reports that to the server within this time
+ANSWER_S = 5.0  # how long the Temporal server may take to answer
+
+
+class _GoneError(Exception):
+    """Another relay owns the watch, or the watch was dropped."""
+
+
+class _LapsedError(Exception):
+    """The queue entry expired or was removed."""
+
+
+class _RefusedError(Exception):
+    """The server refused to queue the request."""
+
+    def __init__(self, why: RedleaseError | ValueError) -> None:
+        super().__init__()
+        self.why = why
+
+
+class _LostError(Exception):
+    """The permit is lost, and the run may already believe that it holds it."""
+
+
+class TicketTracker:
+    """Tracks one watch.
+
+    `at_once`: a local activity waits for the outcome, and its marker in the history records the grant.
+    """
+
+    def __init__(self, relay: Relay, watch: Watch, *, at_once: bool = False) -> None:
+        self.watch = watch
+        self._relay = relay
+        self.at_once = at_once
+        self._resource = relay.tickets.resource(watch.terms.resource)
+        self._standing: asyncio.Future[AcquireStatus] = asyncio.get_running_loop().create_future()
+        self._woken = asyncio.Event()
+        self.handed_over = asyncio.Event()
+        self._run: RunKey = (watch.workflow_id, watch.run_id)
+        self._adopt_until_ms: float | None = None
+        self._closed = False
+        self._held_ms = 0
+        # Whether the run may know of the grant: it may if another relay delivered it, unless the run is only now
+        # asking.
+        self._told = watch.fence > 0 and not at_once
+        self._begun = self._lost = False
+        self._tried = ""  # the token with which this tracker last tried to deliver the grant
+        self._once = Once()
+        self._task: asyncio.Task[None] | None = None
+
+    # Lifecycle
+
+    def start(self) -> None:
+        """Starts its task, and listens to the run and the ticket."""
+        self._relay.monitor.watch(self._run, self._on_look)
+        self._relay.tickets.listen(self.watch.request, self._on_message)
+        self._task = self._relay.spawn(lasting(f"{self}: looking after its ticket", self._track))
+
+    def stop(self) -> None:
+        """Stops its task and leaves the state in Redis as it is."""
+        self._relay.monitor.unwatch(self._run, self._on_look)
+        self._relay.tickets.unlisten(self.watch.request, self._on_message)
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        if not self._standing.done():
+            self._standing.set_exception(TimeoutError())  # the caller retries
+        self._standing.exception()  # marks the exception as retrieved
+
+    async def standing(self) -> AcquireStatus:
+        """The request's status, once the server has answered.
+
+        Raises:
+            RedleaseError: The server refused the request.
+            ValueError: The request does not fit the resource.
+            TimeoutError: The tracker stopped first.
+        """
+        return await asyncio.shield(self._standing)
+
+    def attach(self, token: bytes) -> None:
+        """Sets the task token of the activity that waits for the grant."""
+        self.watch.token = base64.b64encode(token).decode()
+        self._woken.set()
+
+    @property
+    def permit(self) -> Permit:
+        """The permit as granted."""
+        watch, lease_ms = self.watch, self.watch.terms.lease_ms
+        return Permit(
+            *(watch.terms.resource, watch.ticket, watch.fence, watch.weight, watch.capacity, lease_ms),
+            *(watch.granted_at_ms, watch.granted_at_ms + lease_ms, watch.owner, watch.metadata),
+        )
+
+    # Events
+
+    def _on_message(self, _: Message) -> None:
+        """Another client removed the ticket or changed its lease: check at once."""
+        self._woken.set()
+
+    def wake(self) -> None:
+        """A waiter needs the resource: check more often whether the run has ended."""
+        self._relay.monitor.look_often(self._run, self._on_look, often=True)
+
+    def _on_look(self, look: Look) -> None:
+        if look.fate is RunStatus.OPEN:
+            self._adopt_until_ms = None
+        elif look.fate is RunStatus.CLOSED and not self._closed:
+            self._end()
+        elif look.fate is RunStatus.CONTINUED and self._adopt_until_ms is None:
+            self._adopt_until_ms = clock.now_ms() + self._relay.settings.adopt_window_ms
+            if not self.watch.fence:  # the waiting activity ended with its run
+                self._end()
+        elif look.fate is RunStatus.RESET:
+            self._relay.spawn(lasting(f"{self}: following its reset", lambda: self._move_to(look.open_run_id)))
+
+    def _end(self) -> None:
+        self._closed = True
+        self._relay.spawn(lasting(f"{self}: giving back what its run had", self._owner_closed))
+
+    async def _move_to(self, run_id: str) -> None:
+        """After a reset: the new run has the permit if its history records the grant, else it requests it again."""
+        moved = dataclasses.replace(self.watch, run_id=run_id, recorded=False, token="")
+        if self._is_current() and await self._relay.registry.put(moved):
+            self._relay.track(TicketTracker(self._relay, moved))
+
+    def _is_current(self) -> bool:
+        """Whether no other tracker has replaced this one."""
+        return self._relay.trackers.get(self.watch.id) is self
+
+    async def _owner_closed(self) -> None:
+        """The run ended: releases its permit, unless `on_close` leaves it to expire."""
+        self.stop()
+        if not self.watch.fence or self.watch.on_close == "release":
+            await self._relay.give_back(self._resource, self.watch)
+        await self._over()
+
+    async def _over(self) -> None:
+        if self._is_current():
+            await self._relay.registry.drop(self.watch.id)
+            self._relay.forget(self)
+
+    # The task
+
+    async def _track(self) -> None:
+        """Continues from the state in the watch; after an unexpected exception it is called again."""
+        watch, again = self.watch, self._begun
+        self._begun = True
+        try:
+            if watch.fence and not watch.recorded:  # an earlier copy of the request was granted
+                if await (self._check() if again else self._renew()):
+                    self._tell(AcquireStatus(self.permit))
+                else:
+                    await self._requeue_after_lapse()
+            while not await self._granted_and_recorded():
+                await self._requeue_after_lapse()
+                await self._save()
+                if self.at_once:
+                    await self._over()
+                    return
+                while not watch.token:  # until the waiting activity starts, or the run ends
+                    await self._pause(None)
+            if watch.keep:
+                await self._keep()
+            await self._over()
+        except _LostError:
+            await self._signal_loss()
+            await self._over()
+        except _GoneError:
+            self._relay.forget(self)
+        except _RefusedError as refused:
+            await self._refuse(refused.why)
+
+    async def _requeue_after_lapse(self) -> None:
+        """Forgets a grant that expired before the history recorded it, so that the request is queued again.
+
+        Raises:
+            _LostError: The run may believe that it holds the permit.
+        """
+        if self.at_once and self._standing.done():
+            # The marker may still be recorded: the workflow task may be waiting for other local activities.
+            raise _LostError
+        while self._told:
+            recorded = await self._answered(self._is_recorded())
+            if recorded:
+                raise _LostError
+            self._told = recorded is None
+            if self._told:
+                await self._pause(self._renewal_s)
+        self.watch.fence = 0
+
+    async def _granted_and_recorded(self) -> bool:
+        if not self.watch.fence:
+            await self._queue()
+        return self.watch.recorded or await self._deliver_grant()
+
+    async def _queue(self) -> None:
+        """Waits in the queue; if the entry expires while this relay owns the watch, queues again where it stood."""
+        watch, granted = self.watch, None
+        while granted is None:
+            try:
+                granted = await self._wait_in_queue()
+            except _LapsedError:
+                await self._save()
+            except (RedleaseError, ValueError) as error:
+                raise _RefusedError(error) from error
+        watch.fence, watch.granted_at_ms, watch.capacity = granted.fence, granted.granted_at_ms, granted.capacity
+        watch.recorded = False
+        await self._save()
+        self._told = False
+        self._tell(AcquireStatus(self.permit))
+
+    async def _wait_in_queue(self) -> Granted:
+        watch = self.watch
+        terms = self._relay.terms(watch)
+        packed_terms = pack_terms(terms, watch.weight, watch.label)
+        ask = AcquireRequest(
+            *(self._resource, terms, watch.ticket, watch.request, watch.weight, packed_terms),
+            arrival=watch.arrival,
+        )
+        # After a suspension this process must not queue again before _save() has shown that it still owns the watch.
+        granted = await self._relay.tickets.queue(ask, on_queued=self._queued, on_lapsed=_LapsedError)
+        if granted is None:
+            raise _GoneError
+        return granted
+
+    def _queued(self, queued: Queued) -> None:
+        self.at_once = False  # a remote activity waits from now on: the local one's marker records no grant
+        self.watch.local_id = self.watch.wait_id
+        if self._relay.settings.by_signal:
+            self.watch.token = BY_SIGNAL_TOKEN
+            self._tell(AcquireStatus(None, queued.ahead, locks.BY_SIGNAL))
+        self._tell(AcquireStatus(None, queued.ahead))
+        if self.watch.arrival != queued.sequence:
+            self.watch.arrival = queued.sequence
+            self._relay.spawn(self._relay.registry.put(self.watch))
+            self._relay.spawn(self._relay.registry.broadcast(f"look {self.watch.terms.resource}"))
+
+    async def _deliver_grant(self) -> bool:
+        """Delivers the grant until the run's history has it; returns False if the grant expired first.
+
+        An undelivered grant is renewed once per delivery attempt, then left to expire. While the Temporal server does
+        not answer, the grant is renewed for up to the grace period, since the history may have it.
+        """
+        watch = self.watch
+        if self.at_once:
+            if not watch.keep:
+                return True  # nobody renews it
+            await self._pause(min(FIRST_LOOK_S, self._renewal_s))
+        known_ms = clock.now_ms()
+        recorded: bool | None = False
+        while True:
+            token = watch.token
+            unknown = recorded is None and clock.now_ms() - known_ms < self._relay.settings.unknown_grace_ms
+            if not await (self._renew() if unknown or token != self._tried else self._check()):
+                return False
+            self._tried = token
+            recorded = await self._answered(self._is_recorded() if self.at_once else self._complete(token))
+            if recorded:
+                watch.recorded = True
+                self.handed_over.set()
+                await self._save()
+                return True
+            if recorded is not None:
+                known_ms = clock.now_ms()
+            await self._pause(self._renewal_s if recorded is not None else self._renewal_s / 2)
+
+    async def _answered(self, asking: Coroutine[Any, Any, bool | None]) -> bool | None:
+        """The Temporal server's answer; None if it did not come in time for the next renewal."""
+        try:
+            async with asyncio.timeout(min(ANSWER_S, self._renewal_s / 2)):
+                answer = await asking
+        except TimeoutError:
+            self._once.tell(f"{self}: asking the Temporal server", TimeoutError("no answer in time"))
+            return None
+        if answer is not None:
+            self._once.over(f"{self}: asking the Temporal server")
+        return answer
+
+    async def _complete(self, token: str) -> bool | None:
+        """Completes the waiting activity. True if the history has the completion, None if that is not known."""
+        self._told = True
+        try:
+            await tell_of_grant(self._relay.temporal, self.watch, token, self.permit)
+        except AsyncActivityCancelledError:
+            return False
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                self._once.tell(f"{self}: the grant could not be told to the Temporal server yet", error)
+                return None
+            # Either an earlier completion succeeded and its reply was lost, or this attempt has ended. If the run is
+            # open, its history shows which.
+            if self.watch.token == token:
+                self.watch.token = ""
+            await self._relay.monitor.look(self._run)
+            return await self._is_recorded()
+        return True
+
+    async def _is_recorded(self) -> bool | None:
+        """Whether the run's history has the grant; None if that is not known."""
+        watch = self.watch
+        if self._relay.settings.by_signal:
+            return True
+        try:
+            return await self._relay.monitor.has_recorded(self._run, watch.event_id, watch.local_id, watch.wait_id)
+        except RPCError as error:
+            self._once.tell(f"{self}: the Temporal server did not say whether the run has the grant", error)
+            return None
+
+    async def _keep(self) -> None:
+        """Renews the permit until it is lost, or until it may not be renewed and expires."""
+        while True:
+            held = await (self._renew() if self._may_renew() else self._check())
+            if not held:
+                await self._save()  # raises if the permit was released: a release drops the watch first
+                if self._adopt_until_ms is None:
+                    await self._signal_loss()
+                return
+            await self._pause(min(self._renewal_s, NOTICE_S))
+
+    def _may_renew(self) -> bool:
+        if self._closed:  # a release is under way
+            return False
+        if self.watch.max_hold_ms is not None and self._held_ms >= self.watch.max_hold_ms:
+            return False
+        if self._adopt_until_ms is not None and clock.now_ms() >= self._adopt_until_ms:
+            return False
+        return self._relay.monitor.unknown_ms(self._run) < self._relay.settings.unknown_grace_ms
+
+    async def _signal_loss(self) -> None:
+        """Signals the loss of the permit to the run, or to the run that continued it."""
+        watch = self.watch
+        lost = Lost(watch.terms.resource, watch.ticket, watch.fence, "it lapsed, or was released by its ticket")
+        if not self._lost:
+            logger.warning("%s: the permit (fence %d) is lost; telling the workflow", self, watch.fence)
+        self._lost = True
+        handle = self._relay.temporal.get_workflow_handle(watch.workflow_id)
+        pause_s = RETRY_S[0]
+        while True:
+            try:
+                await handle.signal(LOST_SIGNAL, lost, rpc_timeout=timedelta(seconds=ANSWER_S))
+            except RPCError as error:
+                if error.status == RPCStatusCode.NOT_FOUND:
+                    return
+                self._once.tell(f"{self}: the workflow could not be told yet", error)
+            else:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_S[1])
+
+    async def _refuse(self, error: RedleaseError | ValueError) -> None:
+        """Reports the server's refusal to the local activity or to the waiting one."""
+        # If the ticket was withdrawn before this tracker queued it, its own run most likely withdrew it, in a workflow
+        # task that is still under way. That task cancels the activity; the server would reject the task if the activity
+        # failed first.
+        given_up = isinstance(error, Withdrawn) and not self._standing.done()
+        if not self._standing.done():
+            self._standing.set_exception(error)
+        if given_up:
+            await asyncio.sleep(GIVING_UP_S)
+        if self.watch.token and self.watch.token != BY_SIGNAL_TOKEN:
+            handle = self._relay.temporal.get_async_activity_handle(task_token=base64.b64decode(self.watch.token))
+            with contextlib.suppress(RPCError, AsyncActivityCancelledError):
+                await handle.fail(failure(error))
+        await self._over()
+
+    # Calls
+
+    async def _save(self) -> None:
+        if not await self._relay.registry.put(self.watch):
+            raise _GoneError
+
+    async def _renew(self) -> bool:
+        """Renews the permit for its full lease; returns whether it is still held."""
+        watch = self.watch
+        renewed = await self._relay.tickets.renew(
+            *(self._resource, watch.ticket, watch.fence, watch.terms.lease_ms),
+            idle_ttl_ms=self._relay.settings.idle_ttl_ms,
+            limit_ms=None,
+        )
+        if renewed.expires_at_ms:
+            # max_hold counts by the server's clock, so that it is the same for whichever relay owns the watch.
+            self._held_ms = renewed.expires_at_ms - watch.terms.lease_ms - watch.granted_at_ms
+            self._relay.monitor.look_often(self._run, self._on_look, often=renewed.waiting > 0)
+        return renewed.expires_at_ms > 0
+
+    async def fill_lease(self) -> None:
+        """Renews a held permit one last time, so that the next relay has a full lease to take it over."""
+        if self.watch.fence and self.watch.recorded and self._may_renew():
+            await self._renew()
+
+    async def _check(self) -> bool:
+        """Whether the permit is held; does not renew it."""
+        return await self._relay.tickets.check(self._resource, self.watch.ticket, self.watch.fence, limit_ms=None)
+
+    async def _pause(self, seconds: float | None) -> None:
+        """Waits for that time, or until an event wakes the tracker."""
+        await clock.pause(self._woken, seconds)
+        self._woken.clear()
+
+    @property
+    def _renewal_s(self) -> float:
+        return self.watch.terms.lease_ms / 1000 / RENEWALS_A_LEASE
+
+    def _tell(self, standing: AcquireStatus) -> None:
+        if not self._standing.done():
+            self._standing.set_result(standing)
+
+    def __str__(self) -> str:
+        return f"resource {self.watch.terms.resource!r}: workflow {self.watch.workflow_id!r}"

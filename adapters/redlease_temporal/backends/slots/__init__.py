@@ -1,0 +1,1 @@
+"""Resources kept by slots: workflows, one for each unit."""

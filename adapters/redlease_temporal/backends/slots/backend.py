@@ -1,0 +1,318 @@
+"""Resources kept by slots: a run holds a unit while the workflow with the slot's ID is open.
+
+A request tries to start one slot. If that slot is taken, the run waits in its line, unless another slot is free, and is
+notified when it is the next. The line travels from holder to holder. If the server ends a slot, nobody notifies its
+line: so waiters also retry by themselves, with a back-off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+
+from redlease.models import Permit, Snapshot
+from redlease_temporal.errors import Unavailable, misuse, misused
+from redlease_temporal.payloads import locks
+from redlease_temporal.payloads import slots as to
+from redlease_temporal.payloads.coordinator import Release, Renewal
+from redlease_temporal.workflow_side.backend import (
+    LocalBackend,
+    deliver_release,
+    prolonged,
+    timed_out,
+    try_once,
+)
+from redlease_temporal.workflow_side.hold import seen, to_its_end, until
+from redlease_temporal.workflow_side.mailbox import RunMailbox, signal
+from redlease_temporal.workflow_side.requests import adoption_of, request_name, requester_of
+from redlease_temporal.workflow_side.run import Run, current, shown_as
+
+T = TypeVar("T")
+
+ENDS_IN_S = 3.0  # how long a released slot may take to end
+PAUSE_S = 2.0  # between two attempts to learn the permit of a started slot
+BACKOFF_S = (5.0, 60.0)  # the first and the longest pause between retries; jitter takes up to a half off
+
+
+class SlotBackend(LocalBackend):
+    """A resource that the workflow runs and clients of one namespace share. `terms`: those of the resource."""
+
+    away = "the Temporal server"
+
+    def __init__(self, terms: locks.Terms) -> None:
+        if terms.capacity > to.CAPACITY_MAX:
+            raise misused(f"capacity is at most {to.CAPACITY_MAX} on slots, of which each is a workflow")
+        if terms.max_waiters is not None:
+            raise misused("slots do not know how many wait: max_waiters needs backend='coordinator' or 'redis'")
+        super().__init__(terms)
+
+    async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+        """Takes a slot, or waits in the line of one."""
+        if timeout is not None and timeout <= timedelta(0):
+            return await try_once(self, run, wish, timeout)
+        request = self._checked(wish)
+        try:
+            async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
+                run.post.awaited.add(request)
+                permit = await self._stand_in_line(run, wish, request)
+        # No other exceptions: an evicted run must not send signals.
+        except (TimeoutError, asyncio.CancelledError, ApplicationError) as error:
+            await to_its_end(self._leave(run.post, request))
+            run.post.forget(request)
+            if isinstance(error, TimeoutError) and not isinstance(error, ApplicationError):
+                raise timed_out(self.away, wish, timeout or timedelta(0)) from None
+            raise
+        run.post.forget(request)
+        return permit
+
+    async def _leave(self, post: RunMailbox, request: str) -> None:
+        """Leaves the line."""
+        home = post.homes.get(request)
+        if home is not None:
+            await signal(to.slot_id(self._terms.resource, home), "leave", request)
+
+    async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
+        """Takes a slot if one is free."""
+        request = self._checked(wish)
+        first, *others = self._order()
+        permit = await self._take(run, wish, request, first)
+        if permit is None and others:
+            idle = await self._ask(to.IDLE, to.Slots(self._terms.resource, others), list[int])
+            permit = await self._take_one_of(run, wish, request, idle)
+        return permit
+
+    async def _stand_in_line(self, run: Run, wish: locks.AcquireCall, request: str) -> Permit:
+        order = self._order()
+        me = to.SlotWaiter(requester_of(wish, request), wish.ticket, wish.terms.capacity)
+        offer: to.SlotOffer | None = None
+        free, number = order[:1], 0
+        while True:
+            permit = await self._take_one_of(run, wish, request, free, offer)
+            if permit is not None:
+                return permit
+            if offer is not None:  # another run was faster: the line moves to that slot's new run
+                order = [offer.slot, *(slot for slot in order if slot != offer.slot)]
+            line = [me, *(offer.rest if offer else [])]
+            free = await self._line_up(run.post, line, order, hint=number == 0 or offer is not None)
+            if free[:1] != order[:1]:
+                offer = None  # the rest of the line waits there now; otherwise it comes along to the slot that is free
+            if not free:
+                answer = await self._turn(run, request, number)
+                if isinstance(answer, locks.Granted):
+                    return self._own(run, answer.permit)
+                offer, number = answer, number + 1
+                free = [answer.slot] if answer else []
+
+    async def _line_up(self, post: RunMailbox, line: list[to.SlotWaiter], order: list[int], *, hint: bool) -> list[int]:
+        """Joins the line of the first slot, followed by the rest of a line; or returns slots that are free."""
+        rest = to.SlotOffer(self._terms.resource, order[0], "", line[1:])
+        try:
+            free = await self._ask(to.LINE_UP, to.LineUp(self._terms.resource, order, line, hint), list[int])
+        except Unavailable:
+            await to_its_end(post.pass_on(rest))
+            return []
+        except (ApplicationError, asyncio.CancelledError):
+            await to_its_end(post.pass_on(rest))
+            raise
+        if free[:1] != order[:1]:
+            post.homes[line[0].requester.request] = order[0]
+        return free
+
+    async def _turn(self, run: Run, request: str, number: int) -> to.SlotOffer | locks.Granted | None:
+        """The offer or answer for a request; None when the pause is over."""
+        first, longest = BACKOFF_S
+        pause_s = workflow.random().uniform(0.5, 1.0) * min(longest, first * 2 ** min(number, 10))
+        post = run.post
+        try:
+            await until(lambda: bool(post.frees.get(request)) or request in post.answers, pause_s)
+        except TimeoutError:
+            return None
+        if request in post.answers:
+            answer = post.answers.pop(request)
+            return answer if isinstance(answer, locks.Granted) else None
+        return post.frees[request].pop(0)
+
+    async def _take_one_of(
+        self, run: Run, wish: locks.AcquireCall, request: str, slots: Iterable[int], offer: to.SlotOffer | None = None
+    ) -> Permit | None:
+        for slot in slots:
+            permit = await self._take(run, wish, request, slot, offer)
+            if permit is not None:
+                return permit
+        return None
+
+    async def _take(
+        self, run: Run, wish: locks.AcquireCall, request: str, slot: int, offer: to.SlotOffer | None = None
+    ) -> Permit | None:
+        """Starts a slot; returns None if it is taken."""
+        floor = offer.floor if offer else 0
+        owner = wish.owner or shown_as(workflow.info())
+        kept = to.SlotMemo(wish.terms, slot, wish.ticket, floor, owner, wish.metadata)
+        taken = to.SlotInput(
+            kept,
+            requester_of(wish, request),
+            keep=wish.keep,
+            on_close=wish.on_close,
+            max_hold_ms=wish.max_hold_ms,
+            waiters=offer.rest if offer else [],
+        )
+        starting = asyncio.ensure_future(self._start(run, taken))
+        try:
+            child = await asyncio.shield(starting)
+            if child is None:
+                return None
+            home = run.post.homes.get(request)
+            started = to.Started(wish.terms.resource, slot, child.first_execution_run_id or "", kept, home, request)
+            permit = await self._claimed(started, patient=wish.queue)
+        except (ApplicationError, asyncio.CancelledError):
+            await to_its_end(self._undo(run.post, starting, taken))
+            raise
+        child.add_done_callback(lambda ended: _on_end(run, permit, ended))
+        run.post.children[permit.resource, permit.ticket, permit.fence] = child
+        return self._own(run, permit)
+
+    async def _claimed(self, started: to.Started, *, patient: bool) -> Permit:
+        """The permit of a slot that this run started. A request that may wait retries until the server answers."""
+        while True:
+            try:
+                return await self._ask(to.CLAIM, started, Permit)
+            except Unavailable:
+                if not patient:
+                    raise
+                await asyncio.sleep(PAUSE_S)
+
+    async def _start(self, run: Run, taken: to.SlotInput) -> workflow.ChildWorkflowHandle[Any, Any] | None:
+        try:
+            return await workflow.start_child_workflow(
+                to.WORKFLOW,
+                taken,
+                id=to.slot_id(self._terms.resource, taken.kept.slot),
+                task_queue=run.task_queue,
+                result_type=to.Ended,
+                # A cancelled slot checks its parent's status: if the parent continued as new, the permit goes along.
+                parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
+                cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
+                run_timeout=taken.run_timeout(),
+                memo={to.MEMO: taken.kept},
+                static_summary=f"held by {taken.kept.owner}",
+            )
+        except WorkflowAlreadyStartedError:
+            return None
+
+    async def _undo(self, post: RunMailbox, starting: asyncio.Task[Any], taken: to.SlotInput) -> None:
+        """Releases a slot that was being started when its request ended."""
+        child = await starting
+        if child is None:
+            if taken.waiters:
+                await post.pass_on(
+                    to.SlotOffer(self._terms.resource, taken.kept.slot, "", taken.waiters, taken.kept.floor)
+                )
+            return
+        child.add_done_callback(seen)
+        release = Release(taken.kept.ticket, None, taken.requester.request)
+        await self._send(to.SlotCall(self._terms, taken.kept.slot, release=release))
+
+    def _own(self, run: Run, permit: Permit) -> Permit:
+        key = (permit.resource, permit.ticket, permit.fence)
+        run.post.kept.add(key)
+        run.post.slots[key] = to.slot_of(permit)
+        return permit
+
+    def _order(self) -> list[int]:
+        """The slots in random order, the same in every replay."""
+        return workflow.random().sample(range(self._terms.capacity), self._terms.capacity)
+
+    def _checked(self, wish: locks.AcquireCall) -> str:
+        if wish.weight != 1:
+            raise misused("a slot is one unit: a weight needs backend='coordinator' or 'redis'")
+        return request_name(wish)
+
+    # Permits
+
+    async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
+        """Takes over a permit."""
+        call = to.SlotCall(self._terms, misuse(to.slot_of, adopting.permit), adoption=adoption_of(adopting))
+        name = adopting.wish.local_id
+        return self._own(run, await prolonged(to.ADOPT, call, name, away=self.away, resource=self._terms.resource))
+
+    async def renew(self, renewing: locks.RenewCall) -> Permit:
+        """Renews a permit."""
+        permit = renewing.permit
+        renewal = Renewal(permit.ticket, permit.fence, renewing.lease_ms)
+        call = to.SlotCall(self._terms, misuse(to.slot_of, permit), renewal=renewal)
+        return await prolonged(to.RENEW, call, away=self.away, resource=self._terms.resource)
+
+    async def release(self, giving: locks.ReleaseCall) -> bool:
+        """Releases a permit and waits until its slot is free."""
+        return await self._give(giving, wait=True)
+
+    async def end(self, giving: locks.ReleaseCall) -> bool:
+        """Releases a permit; its slot is free a moment later."""
+        return await self._give(giving, wait=False)
+
+    async def _give(self, giving: locks.ReleaseCall, *, wait: bool) -> bool:
+        slot, child = self._taken_here(giving)
+        release = Release(giving.ticket, giving.fence, call=current().post.call_name())
+        call = to.SlotCall(self._terms, slot, release=release, wait=wait)
+        if child is None:
+            if slot is None or not current().is_needed_again(self._terms.resource, giving.ticket):
+                return await self._send(call)
+            delivered = await signal(to.slot_id(self._terms.resource, slot), "release", release)
+            if delivered and wait:
+                await self._send(call)
+            return delivered
+        if child.done() or slot is None:
+            return False
+        # The end of a child is an event. If it arrived in a task that ends the run, the server would have that task
+        # repeated, with all its local activities. So the slot is released by a command, and not in such a task.
+        delivered = await signal(to.slot_id(self._terms.resource, slot), "release", release)
+        if not delivered or not wait:
+            return delivered
+        await workflow.wait([child], timeout=ENDS_IN_S)
+        ended = child.result() if child.done() and child.exception() is None else None
+        return ended is not None and ended.call == release.call
+
+    def _taken_here(self, giving: locks.ReleaseCall) -> tuple[int | None, asyncio.Task[Any] | None]:
+        """The slot of this run's permit, and the child if this run started it. Forgets both if the fence is given."""
+        post, names = current().post, (self._terms.resource, giving.ticket)
+        ours = [key for key in post.slots if key[:2] == names and giving.fence in {None, key[2]}]
+        if not ours:
+            return None, None
+        taken = post.slots[ours[0]], post.children.get(ours[0])
+        if giving.fence is not None:
+            post.kept.discard(ours[0])
+            del post.slots[ours[0]]
+            post.children.pop(ours[0], None)
+        return taken
+
+    async def _send(self, call: to.SlotCall) -> bool:
+        keeper = "" if call.slot is None else to.slot_id(self._terms.resource, call.slot)
+        return await deliver_release(to.RELEASE, call, keeper, call.release)
+
+    async def check(self, checking: locks.Checking) -> bool:
+        """Whether the server still has the permit."""
+        return await self._ask(to.CHECK, checking, bool)
+
+    async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
+        """The state of all slots and lines."""
+        return await self._ask(to.INSPECT, inspecting, Snapshot)
+
+    def kept_by(self, permit: Permit) -> str:
+        """The ID of the permit's slot."""
+        return to.slot_id(permit.resource, to.slot_of(permit))
+
+
+def _on_end(run: Run, permit: Permit, ended: asyncio.Task[Any]) -> None:
+    """Marks the permit as lost if its slot ended without a release."""
+    seen(ended)
+    how = "the server ended its slot"
+    if not ended.cancelled() and ended.exception() is None:
+        if ended.result().how in {"released", "owner-closed"}:
+            return
+        how = "its lease ran out" if ended.result().how == "lease-expired" else "its slot was cancelled by hand"
+    run.on_lost(locks.Lost(permit.resource, permit.ticket, permit.fence, how))

@@ -1,0 +1,1 @@
+"""Code that runs outside of workflows, for any backend."""

@@ -1,0 +1,316 @@
+"""Asks the Temporal server for the status of the workflow runs that hold permits.
+
+Each look is one call, and serves all watches of a run. A run is looked at as often as the most frequent of its watches
+asks for: seldom, unless somebody waits for what the run holds. The looks per second are bounded in total.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from itertools import count
+from typing import NamedTuple
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.api.workflowservice.v1 import (
+    GetClusterInfoRequest,
+    GetWorkflowExecutionHistoryReverseRequest,
+)
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from redlease import clock
+
+from .descriptions import CONTINUED_AS_NEW, Description, describe
+from .lasting import Once, lasting
+
+SELDOM_MS = 10_000.0  # how often a run is checked while nobody waits for what it holds
+OFTEN_MS = 500.0  # how often while somebody waits, so that its end is known within a second
+UNTOLD = "?"  # the chain of a run, if the server is too old to report it
+SOON_MS = 50.0  # how long the server may take to record the end of a run
+PAGE = 200  # events per call
+CHAIN_MAX = 20  # successors followed in one look
+LATE_MS = 10_000.0  # a look that takes longer counts as one without an answer
+ANSWER = timedelta(seconds=5)  # how long a call may take: a suspended server never replies
+
+
+async def cluster_of(client: Client) -> str:
+    """Distinguishes this Temporal cluster from others that use the same Redis."""
+    try:
+        info = await client.workflow_service.get_cluster_info(GetClusterInfoRequest())
+    except RPCError as error:
+        if error.status not in {RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED}:
+            raise  # with another name for the cluster, this relay would not find the others
+        return client.service_client.config.target_host
+    return info.cluster_id
+
+
+class RunStatus(Enum):
+    """The status of a run."""
+
+    OPEN = "open"  # also while paused: the run keeps its permits until it closes
+    CLOSED = "closed"
+    CONTINUED = "continued"  # as a new run, which is open
+    RESET = "reset"  # to a new run, which is open
+    UNKNOWN = "unknown"
+
+
+class Look(NamedTuple):
+    """The result of a look: the run's status, and the run that is open now."""
+
+    fate: RunStatus
+    open_run_id: str = ""
+    chain: str = ""  # the first run of the open run's chain, if the look was at the latest run
+    workflow_type: str = ""
+
+
+RunKey = tuple[str, str]  # workflow id and run id; an empty run id means the latest run
+
+
+@dataclass(slots=True)
+class _Entry:
+    run: RunKey
+    told: dict[Callable[[Look], None], float] = field(default_factory=dict)  # how often each callback wants a look, ms
+    asked_ms: float = 0.0  # when the look under way began, 0 if there is none
+    looked_ms: float = 0.0
+    known_ms: float = 0.0  # when the server last reported the status
+    due_ms: float = 0.0
+
+    @property
+    def every_ms(self) -> float:
+        """How often the run is checked: as often as the most frequent callback asks for."""
+        return min(self.told.values(), default=SELDOM_MS)
+
+
+class RunMonitor:
+    """Watches the status of runs and notifies callbacks.
+
+    Args:
+        client: The client of the runs' namespace.
+        most_a_second: The most looks per second, for all runs together.
+    """
+
+    def __init__(self, client: Client, most_a_second: float) -> None:
+        self._client = client
+        self._pause_s = 1 / most_a_second
+        self._entries: dict[RunKey, _Entry] = {}
+        self._heap: list[tuple[float, int, RunKey]] = []
+        self._order = count()
+        self._changed = asyncio.Event()
+        self._once = Once()
+        self.looks = 0
+
+    def watch(self, run: RunKey, told: Callable[[Look], None], every_ms: float | None = None) -> None:
+        """Calls `told` after each look at a run from now on. `every_ms`: how often to look; None for seldom."""
+        entry = self._entries.get(run)
+        if entry is None:
+            now_ms = clock.now_ms()
+            entry = self._entries[run] = _Entry(run, looked_ms=now_ms, known_ms=now_ms)
+            self._plan(entry)
+        entry.told.setdefault(told, SELDOM_MS)
+        if every_ms is not None:
+            self._look_every(entry, told, every_ms)
+
+    def unwatch(self, run: RunKey, told: Callable[[Look], None]) -> None:
+        """Removes a callback of `watch`."""
+        entry = self._entries.get(run)
+        if entry is not None:
+            entry.told.pop(told, None)
+            if not entry.told:
+                del self._entries[run]
+
+    def look_often(self, run: RunKey, told: Callable[[Look], None], *, often: bool) -> None:
+        """Looks at the run often while somebody waits for what it holds, else seldom."""
+        entry = self._entries.get(run)
+        if entry is not None and told in entry.told:
+            self._look_every(entry, told, OFTEN_MS if often else SELDOM_MS)
+
+    def _look_every(self, entry: _Entry, told: Callable[[Look], None], every_ms: float) -> None:
+        before_ms = entry.every_ms
+        entry.told[told] = every_ms
+        if entry.every_ms != before_ms:
+            self._plan(entry)
+
+    def look_soon(self, run: RunKey) -> None:
+        """The run is about to close: look at it soon."""
+        entry = self._entries.get(run)
+        if entry is not None:
+            self._look_at(entry, clock.now_ms() + SOON_MS)
+
+    def unknown_ms(self, run: RunKey) -> float:
+        """For how many ms the server has not reported the run's status."""
+        entry, now_ms = self._entries.get(run), clock.now_ms()
+        if entry is None:
+            return 0.0
+        late = 0.0 < entry.asked_ms < now_ms - LATE_MS
+        return max(0.0, (now_ms if late else entry.looked_ms) - entry.known_ms)
+
+    def _plan(self, entry: _Entry) -> None:
+        self._look_at(entry, entry.looked_ms + entry.every_ms)
+
+    def _look_at(self, entry: _Entry, due_ms: float) -> None:
+        entry.due_ms = due_ms
+        heapq.heappush(self._heap, (due_ms, next(self._order), entry.run))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Looks at each run when it is due, until cancelled."""
+        looks: set[asyncio.Task[Look]] = set()
+        try:
+            await lasting("looking at workflow runs", lambda: self._look_in_turn(looks), once=self._once)
+        finally:
+            for look in looks:
+                look.cancel()
+            await asyncio.gather(*looks, return_exceptions=True)
+
+    async def _look_in_turn(self, looks: set[asyncio.Task[Look]]) -> None:
+        # After an exception this restarts and rebuilds the heap, so that no run is missing from it.
+        self._heap = [(entry.due_ms, next(self._order), run) for run, entry in self._entries.items()]
+        heapq.heapify(self._heap)
+        while True:
+            self._changed.clear()
+            now_ms = clock.now_ms()
+            wait_s = (self._heap[0][0] - now_ms) / 1000 if self._heap else None
+            if wait_s is None or wait_s > 0:
+                await clock.pause(self._changed, wait_s)
+                continue
+            due_ms, _, run = heapq.heappop(self._heap)
+            entry = self._entries.get(run)
+            if entry is not None and entry.due_ms == due_ms:
+                self._look_at(entry, now_ms + max(SELDOM_MS, LATE_MS))  # unless this look plans an earlier one
+                entry.asked_ms = entry.asked_ms or now_ms
+                # Looks overlap: their rate is bounded, not their duration. While the server is away each takes long,
+                # and every run needs one in time to show that its status is unknown.
+                look = asyncio.create_task(self.look(run))
+                looks.add(look)
+                look.add_done_callback(looks.discard)
+                await asyncio.sleep(self._pause_s)
+
+    async def look(self, run: RunKey) -> Look:
+        """Looks at a run now, and calls all its callbacks."""
+        what = f"workflow {run[0]!r}: a look at how it stands"
+        try:
+            look = await self._look(run)
+        except Exception as error:  # noqa: BLE001  logged; the run is looked at again
+            self._once.tell(what, error)
+            look = Look(RunStatus.UNKNOWN)
+        if look.fate is not RunStatus.UNKNOWN:
+            self._once.over(what)
+        entry = self._entries.get(run)
+        if entry is not None:
+            entry.asked_ms, entry.looked_ms = 0.0, clock.now_ms()
+            if look.fate is not RunStatus.UNKNOWN:
+                entry.known_ms = entry.looked_ms
+            self._plan(entry)
+            for told in tuple(entry.told):
+                try:
+                    told(look)
+                except Exception as error:  # noqa: BLE001  logged; the next look calls it again
+                    self._once.tell(f"workflow {run[0]!r}: what a look found", error)
+        return look
+
+    async def _look(self, run: RunKey) -> Look:
+        """The status of a run; UNKNOWN if the server does not report it."""
+        workflow_id, run_id = run
+        fate = RunStatus.OPEN
+        try:
+            if not run_id:
+                return await self._latest(workflow_id)
+            for _ in range(CHAIN_MAX):
+                described = await self._described(workflow_id, run_id)
+                if described.is_open:
+                    return Look(fate, run_id)
+                if described.reset_run_id:
+                    fate, run_id = RunStatus.RESET, described.reset_run_id
+                elif described.info.status == CONTINUED_AS_NEW:
+                    fate, run_id = RunStatus.CONTINUED, await self._successor(workflow_id, run_id)
+                else:
+                    return Look(RunStatus.CLOSED)
+        except RPCError as error:
+            if error.status == RPCStatusCode.NOT_FOUND:
+                return Look(RunStatus.CLOSED)
+            self._once.tell(f"workflow {workflow_id!r}: a look at how it stands", error)
+        return Look(RunStatus.UNKNOWN)
+
+    async def _latest(self, workflow_id: str) -> Look:
+        """The status of the latest run of a workflow, of whatever chain."""
+        described = await self._described(workflow_id, "")
+        if not described.is_open:
+            return Look(RunStatus.CLOSED)
+        info = described.info
+        return Look(RunStatus.OPEN, described.run_id, info.first_run_id or UNTOLD, info.type.name)
+
+    async def _described(self, workflow_id: str, run_id: str) -> Description:
+        self.looks += 1
+        return await describe(self._client, workflow_id, run_id, timeout=ANSWER, retry=False)
+
+    async def _successor(self, workflow_id: str, run_id: str) -> str:
+        """The run that continued this one: its last event names it."""
+        events = await self._last_events(workflow_id, run_id, b"", 1)
+        return events[0][0].workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+
+    async def _last_events(
+        self, workflow_id: str, run_id: str, page: bytes, size: int = PAGE
+    ) -> tuple[list[HistoryEvent], bytes]:
+        request = GetWorkflowExecutionHistoryReverseRequest(
+            namespace=self._client.namespace,
+            execution=WorkflowExecution(workflow_id=workflow_id, run_id=run_id),
+            maximum_page_size=size,
+            next_page_token=page,
+        )
+        reply = await self._client.workflow_service.get_workflow_execution_history_reverse(
+            request, retry=False, timeout=ANSWER
+        )
+        return list(reply.history.events), reply.next_page_token
+
+    async def has_recorded(self, run: RunKey, event_id: int, local_id: str, wait_id: str) -> bool | None:
+        """Whether the history of a run, after an event, has the marker of one activity or the completion of another.
+
+        Returns None if nothing follows the event yet: the workflow task that asked is still under way, perhaps with
+        other local activities, and records their markers at its end.
+
+        Raises:
+            RPCError: The server did not return the history.
+        """
+        evidence = _Evidence(local_id, wait_id)
+        page = b""
+        while True:
+            first = not page
+            events, page = await self._last_events(*run, page)
+            if first and events[0].event_id <= event_id:
+                return None
+            for event in events:
+                if event.event_id <= event_id:
+                    return False
+                if evidence.is_in(event):
+                    return True
+            if not page:
+                return False
+
+
+class _Evidence:
+    """Finds in events, read from the last one back, whether a grant is recorded."""
+
+    def __init__(self, local_id: str, wait_id: str) -> None:
+        self._said = json.dumps(local_id, ensure_ascii=False).encode()  # as it stands in the marker
+        self._wait_id = wait_id
+        self._completed: set[int] = set()
+
+    def is_in(self, event: HistoryEvent) -> bool:
+        """Whether this event is the local activity's marker, or the scheduling of the remote one, which completed."""
+        if event.event_type == EventType.EVENT_TYPE_MARKER_RECORDED:
+            data = event.marker_recorded_event_attributes.details.get("data")
+            return data is not None and any(self._said in part.data for part in data.payloads)
+        if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
+            self._completed.add(event.activity_task_completed_event_attributes.scheduled_event_id)
+        if event.event_type != EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
+            return False
+        scheduled = event.activity_task_scheduled_event_attributes.activity_id
+        return scheduled == self._wait_id and event.event_id in self._completed

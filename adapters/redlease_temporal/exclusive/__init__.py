@@ -1,0 +1,1 @@
+"""`@exclusive`: at most so many runs of an activity at once."""

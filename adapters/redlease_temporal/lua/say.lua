@@ -1,7 +1,0 @@
--- say: tells all relays something.
--- KEYS: watches owners relays
--- ARGV: tag channel message
--- Reply: {tag}
--- Cost: O(n) with n relays.
-redis.pcall('PUBLISH', ARGV[2], ARGV[3])
-return {ARGV[1]}

@@ -1,0 +1,1 @@
+"""The payloads in users' histories: append-only."""

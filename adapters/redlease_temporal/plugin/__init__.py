@@ -1,0 +1,1 @@
+"""The wiring: what the plugin adds to workers and clients."""

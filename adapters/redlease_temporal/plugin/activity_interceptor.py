@@ -1,0 +1,69 @@
+"""Activities under permits: an attempt does not run if its permit is no longer held."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import (
+    ActivityInboundInterceptor,
+    ExecuteActivityInput,
+)
+
+from redlease import RedleaseError
+from redlease_temporal.backends.redis.relay import Relay
+from redlease_temporal.backends.redis.requests import Requests
+from redlease_temporal.errors import LeaseLost, failure
+from redlease_temporal.exclusive.attempts import Attempts
+from redlease_temporal.exclusive.decorator import attempts_here
+from redlease_temporal.payloads import locks
+from redlease_temporal.workflow_side.run import read_guards
+
+from .permit_check import keeper_has
+
+
+class GuardedActivities(ActivityInboundInterceptor):
+    """Runs an activity only if the permits that guarded its start are still held."""
+
+    def __init__(
+        self,
+        next: ActivityInboundInterceptor,  # noqa: A002
+        temporal: Client,
+        attempts: Attempts,
+        relay: Callable[[], Relay],
+    ) -> None:
+        super().__init__(next)
+        self._temporal, self._attempts, self._relay = temporal, attempts, relay
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002
+        attempts_here.set(self._attempts)
+        guards = read_guards(input.headers)
+        if guards:
+            await asyncio.gather(*(self._check(guard) for guard in guards))
+        return await self.next.execute_activity(input)
+
+    async def _check(self, guard: locks.Guard) -> None:
+        try:
+            held = await self._held(guard)
+        except RedleaseError as error:
+            raise failure(error, retryable=True) from error
+        if not held:
+            raise ApplicationError(
+                f"resource {guard.resource!r}: the permit (fence {guard.fence}) that activity "
+                f"{activity.info().activity_type!r} was begun under is no longer held, so it did not run",
+                *(guard.resource, guard.ticket),
+                type=LeaseLost.__name__,
+                non_retryable=True,
+            )
+
+    async def _held(self, guard: locks.Guard) -> bool:
+        if guard.kept_by:
+            info = activity.info()
+            # Both times are the Temporal server's, and no permit expires before the deadline that its holder knows.
+            within = not info.is_local and info.started_time.timestamp() * 1000 < guard.until_ms
+            return within or await keeper_has(self._temporal, guard)
+        return await Requests(self._relay()).held(guard.resource, guard.ticket, guard.fence)

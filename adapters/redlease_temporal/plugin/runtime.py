@@ -1,0 +1,158 @@
+"""What runs beside the workers of one client: the relay, if Redis is configured, and the internal worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from redlease_temporal.admission.activities import AdmissionActivities
+from redlease_temporal.admission.place_workflow import PlaceWorkflow
+from redlease_temporal.admission.redis_tracker import PlaceTracker
+from redlease_temporal.admission.slot_places import SlotAdmission
+from redlease_temporal.backends.coordinator.activities import CoordinatorActivities, Looking
+from redlease_temporal.backends.coordinator.contended import Contended
+from redlease_temporal.backends.coordinator.workflow import Coordinator
+from redlease_temporal.backends.redis.activities import RedisActivities
+from redlease_temporal.backends.redis.registry import Watch
+from redlease_temporal.backends.redis.relay import Relay, Tracker
+from redlease_temporal.backends.redis.tracker import TicketTracker
+from redlease_temporal.backends.slots.activities import SlotActivities
+from redlease_temporal.backends.slots.notifier import SlotNotifier
+from redlease_temporal.backends.slots.workflow import Slot
+from redlease_temporal.common.run_monitor import RunMonitor
+from redlease_temporal.common.settings import Settings
+from redlease_temporal.errors import misused
+from redlease_temporal.exclusive.attempts import Attempts
+from redlease_temporal.sequence.workflow import SequenceWorkflow
+
+from .workflow_interceptor import KeeperInterceptor
+
+INTERNAL_STICKY = timedelta(seconds=2)  # how long a dead worker delays the tasks of the workflows it had cached
+INTERNAL_POLLS = 4  # pollers of the internal worker: few, as its tasks are short
+LIBRARY_WORKFLOWS: list[type] = [
+    Coordinator,
+    Slot,
+    PlaceWorkflow,
+    SequenceWorkflow,
+]  # they run on the internal worker, never on a user's
+
+
+class Runtime:
+    """Runs the relay and the internal worker as long as any worker of the client runs.
+
+    Args:
+        temporal: The client of the workers.
+        settings: The plugin's settings.
+    """
+
+    def __init__(self, temporal: Client, settings: Settings) -> None:
+        self.temporal = temporal
+        self.settings = settings
+        self.attempts = Attempts(self.relay)
+        self._users = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Lock
+        self._relay: Relay | None = None
+        self._monitor: RunMonitor
+        self._around: contextlib.AsyncExitStack
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Starts with the first user and stops with the last."""
+        loop = asyncio.get_running_loop()
+        if self._users == 0 and self._loop is not loop:
+            self._loop, self._starting = loop, asyncio.Lock()
+        async with self._starting:
+            if self._users == 0:
+                await self._start()
+            self._users += 1
+        try:
+            yield
+        finally:
+            async with self._starting:
+                self._users -= 1
+                if self._users == 0:
+                    await self._around.aclose()
+
+    async def _start(self) -> None:
+        self._monitor = RunMonitor(self.temporal, self.settings.looks_per_second)
+        async with contextlib.AsyncExitStack() as stack:
+            monitor = asyncio.create_task(self._monitor.run(), name="redlease looks at workflow runs")
+            stack.push_async_callback(_ended, monitor)
+            if self.settings.make_client is not None:
+                self._relay = await Relay.made(self.temporal, self.settings, self._monitor, tracker_of)
+                stack.callback(self.attempts.close)
+                await stack.enter_async_context(self._relay.running())
+            await stack.enter_async_context(self._internal_worker())
+            self._around = stack.pop_all()
+
+    @contextlib.asynccontextmanager
+    async def _internal_worker(self) -> AsyncIterator[None]:
+        notifier, slots = SlotNotifier(self.temporal), SlotActivities(self.temporal)
+        contended = Contended(self.temporal, self._monitor)
+        worker = Worker(
+            self.temporal,
+            task_queue=self.settings.task_queue_of(self.temporal),
+            workflows=LIBRARY_WORKFLOWS,
+            activities=[
+                *RedisActivities(self.relay).remote,
+                *AdmissionActivities(self.relay, self.slots).remote,
+                Looking(self._monitor).look,
+                slots.idle,
+                notifier.tell,
+            ],
+            interceptors=[KeeperInterceptor(contended)],
+            # The library's workflows are known to be deterministic; a sandbox would only slow down their start.
+            workflow_runner=UnsandboxedWorkflowRunner(),
+            max_concurrent_workflow_task_polls=INTERNAL_POLLS,
+            max_concurrent_activity_task_polls=INTERNAL_POLLS,
+            sticky_queue_schedule_to_start_timeout=INTERNAL_STICKY,
+        )
+        async with notifier.running(), contended.running(), worker:
+            yield
+
+    def local_activities(self) -> list[Callable[..., Any]]:
+        """The local activities for workers that run users' workflows."""
+        queue = self.settings.task_queue_of(self.temporal)
+        return [
+            *RedisActivities(self.relay).local,
+            *AdmissionActivities(self.relay, self.slots).local,
+            *CoordinatorActivities(self.temporal, queue).local,
+            *SlotActivities(self.temporal).local,
+        ]
+
+    def relay(self) -> Relay:
+        """The relay; raises a misuse error if the plugin was given no Redis."""
+        if self._relay is None:
+            message = (
+                "redlease: the plugin was given no Redis, which backend='redis', @exclusive and @concurrency need: "
+                "RedleasePlugin('redis://...'), or take backend='coordinator' or 'slots'"
+            )
+            raise misused(message)
+        return self._relay
+
+    def slots(self) -> SlotAdmission:
+        """Acquires and releases the places of workflows without Redis."""
+        return SlotAdmission(self.temporal, self.settings.task_queue_of(self.temporal), self._monitor)
+
+    def closing(self, workflow_id: str) -> None:
+        """A run of the workflow is about to close. May be called from the workflow's thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the runtime has ended
+                self._loop.call_soon_threadsafe(self._monitor.look_soon, (workflow_id, ""))
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def tracker_of(relay: Relay, watch: Watch) -> Tracker:
+    """Makes the tracker for a watch: of a place, or of a ticket."""
+    return PlaceTracker(relay, watch) if watch.admission else TicketTracker(relay, watch)

@@ -1,0 +1,189 @@
+"""The interceptors of workflows, users' and the library's.
+
+At each entry into workflow code, they set the state of the run. They handle the library's signals before any handler of
+the user's, and put the permits that guard a call into its headers, where the activity interceptor reads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from temporalio import workflow
+from temporalio.worker import (
+    ExecuteWorkflowInput,
+    HandleSignalInput,
+    HandleUpdateInput,
+    Interceptor,
+    StartActivityInput,
+    StartChildWorkflowInput,
+    StartLocalActivityInput,
+    WorkflowInboundInterceptor,
+    WorkflowInterceptorClassInput,
+    WorkflowOutboundInterceptor,
+)
+
+from redlease_temporal.admission.rule import admit, rule_of, start_within, wanted
+from redlease_temporal.backends.coordinator.contended import Contended
+from redlease_temporal.backends.coordinator.workflow import Coordinator
+from redlease_temporal.payloads import locks
+from redlease_temporal.payloads.slots import SlotOffer
+from redlease_temporal.workflow_side.run import Run, current, enter, guards_here, read_guards, with_guards
+
+T = TypeVar("T")
+
+OWN = "redlease."  # prefix of the names of the library's own activities and workflows
+
+
+class LockedWorkflow(WorkflowInboundInterceptor):
+    """A workflow that may use locks. `new_run` makes the state of a run; `closing` is called when the run ends."""
+
+    new_run: Callable[[], Run]
+    closing: Callable[[str], None]
+
+    def init(self, outbound: WorkflowOutboundInterceptor) -> None:
+        self._run = self.new_run()
+        super().init(_Guarding(outbound))
+
+    async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002
+        self._run.inherited = read_guards(input.headers)
+        enter(self._run)
+        for name, (_, handle) in self._signals().items():
+            workflow.set_signal_handler(name, handle)
+        info = workflow.info()
+        rule = rule_of(info.workflow_type)
+        if rule is None:
+            return await self._execute(input)
+        await admit(rule, input.args)
+        try:
+            result = await self._execute(input)
+        except (Exception, asyncio.CancelledError):
+            self._close(info.workflow_id)
+            raise
+        self._close(info.workflow_id)
+        return result
+
+    async def _execute(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002
+        try:
+            result = await super().execute_workflow(input)
+        except (Exception, asyncio.CancelledError, workflow.ContinueAsNewError):
+            await self._run.settle()
+            raise
+        await self._run.settle()
+        return result
+
+    def _close(self, workflow_id: str) -> None:
+        if not workflow.unsafe.is_replaying():  # `closing` only notifies the relay and leaves nothing in the history
+            self.closing(workflow_id)
+
+    async def handle_signal(self, input: HandleSignalInput) -> None:  # noqa: A002
+        enter(self._run)
+        # Until execute_workflow has set the handlers, a dynamic handler of the user's would receive these signals.
+        if input.signal in (own := self._signals()):
+            kind, handle = own[input.signal]
+            await heard(input.signal, _taken(handle, input.args, kind))
+        elif workflow.info().workflow_type.startswith(OWN):
+            await heard(input.signal, super().handle_signal(input))
+        else:
+            await super().handle_signal(input)
+
+    def _signals(self) -> dict[str, tuple[type, Callable[[Any], None]]]:
+        run = self._run
+        return {
+            locks.LOST_SIGNAL: (locks.Lost, run.on_lost),
+            locks.GRANTED_SIGNAL: (locks.Granted, run.on_granted),
+            locks.REFUSED_SIGNAL: (locks.Refused, run.post.on_refused),
+            locks.CONFIRM_SIGNAL: (locks.Confirm, run.post.on_confirm),
+            locks.FREE_SIGNAL: (SlotOffer, run.post.on_free),
+        }
+
+    async def handle_update_handler(self, input: HandleUpdateInput) -> Any:  # noqa: A002
+        enter(self._run)
+        return await super().handle_update_handler(input)
+
+
+async def heard(name: str, handling: Awaitable[None]) -> None:
+    """Handles a signal of the library's own; logs and drops one that cannot be handled.
+
+    Anybody may send such a signal by hand with missing or wrong arguments. An error in its handler would fail the
+    workflow task again and again.
+    """
+    try:
+        await handling
+    except Exception:  # noqa: BLE001  whatever it is, it is logged
+        workflow.logger.exception("signal %r cannot be carried out as it was sent: dropping the signal", name)
+
+
+async def _taken(handle: Callable[[Any], None], args: Sequence[Any], kind: type) -> None:
+    handle(_said(args, kind))
+
+
+class KeeperInterceptor(Interceptor):
+    """The interceptor of the internal worker, which runs the library's own workflows."""
+
+    def __init__(self, contended: Contended) -> None:
+        self._workflow_class = type("KeeperWorkflow", (_KeeperWorkflow,), {"contended": contended})
+
+    def workflow_interceptor_class(self, _: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:
+        return self._workflow_class
+
+
+class _KeeperWorkflow(WorkflowInboundInterceptor):
+    contended: Contended
+
+    async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002
+        keeper = workflow.instance()
+        if isinstance(keeper, Coordinator):
+            keeper.tell_of_holders = self.contended.tell
+        return await super().execute_workflow(input)
+
+    async def handle_signal(self, input: HandleSignalInput) -> None:  # noqa: A002
+        await heard(input.signal, super().handle_signal(input))
+
+
+def _said(args: Sequence[Any], kind: type[T]) -> T:
+    """The payload of a library signal, from the arguments that the handler received."""
+    if isinstance(args[0], kind):
+        return args[0]
+    # A dynamic handler gets the name first, and then raw values, or in the old style the values.
+    value = args[1]
+    payload = value[0].payload if isinstance(value, list) else workflow.payload_converter().to_payload(value)
+    return workflow.payload_converter().from_payload(payload, kind)
+
+
+class _Guarding(WorkflowOutboundInterceptor):
+    def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
+        if not input.activity.startswith(OWN):
+            input.headers = with_guards(input.headers)
+        return super().start_activity(input)
+
+    def start_local_activity(self, input: StartLocalActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
+        if input.activity.startswith(OWN):
+            handle = super().start_local_activity(input)
+            current().see_through(handle)
+            return handle
+        input.headers = with_guards(input.headers)
+        handle = super().start_local_activity(input)
+        run, guards = current(), guards_here()
+
+        def used(_: object) -> None:
+            for guard in guards:
+                run.on_used(guard.resource, guard.ticket)
+
+        used(handle)
+        handle.add_done_callback(used)
+        return handle
+
+    async def start_child_workflow(self, input: StartChildWorkflowInput) -> workflow.ChildWorkflowHandle[Any, Any]:  # noqa: A002
+        # A child that is to outlive its parent's run is not meant to end with its parent's permit.
+        own = input.workflow.startswith(OWN)
+        if not own and input.parent_close_policy != workflow.ParentClosePolicy.ABANDON:
+            input.headers = with_guards(input.headers)
+        rule = rule_of(input.workflow)
+        start = functools.partial(super().start_child_workflow, input)
+        if rule is None:
+            return await start()
+        handle: workflow.ChildWorkflowHandle[Any, Any] = await start_within(wanted(rule, input.id, input.args), start)
+        return handle

@@ -1,0 +1,1 @@
+"""Sequences: the items of a resource, one at a time."""

@@ -1,0 +1,1 @@
+"""Code that runs inside users' workflows, for any backend."""

@@ -1,0 +1,190 @@
+"""The interface of the backends, and the calls that they share."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+from temporalio import workflow
+from temporalio.common import RawValue, RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, RetryState
+
+from redlease.models import Permit, Snapshot
+from redlease_temporal.errors import AcquireTimeout, Unavailable, refusal
+from redlease_temporal.payloads import locks
+
+from .mailbox import signal
+from .run import Run, current
+
+T = TypeVar("T")
+
+ONCE = RetryPolicy(maximum_attempts=1)
+OFTEN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
+# A local activity ends within a second of its start. These limits are for a worker that is suspended.
+LOCAL_LIMIT = timedelta(seconds=10)
+LOCAL_IN_ALL = timedelta(seconds=60)  # includes the wait for one of the worker's slots for local activities
+
+
+class Backend(Protocol):
+    """Keeps one resource on behalf of workflow runs.
+
+    Attributes:
+        away: The system that may be unreachable while a request waits, as error messages name it.
+    """
+
+    away: str
+
+    async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+        """Waits for a permit. Any end but a grant withdraws the request."""
+
+    async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
+        """Returns a permit if one is free, without waiting; else None."""
+
+    async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
+        """Takes over a permit for this run."""
+
+    async def renew(self, renewing: locks.RenewCall) -> Permit:
+        """Renews a permit."""
+
+    async def release(self, giving: locks.ReleaseCall) -> bool:
+        """Releases a permit or withdraws a request; returns whether the ticket was held or queued."""
+
+    async def end(self, giving: locks.ReleaseCall) -> bool:
+        """As `release`, for a hold that knows of no loss; skips the confirmation where that costs a call."""
+
+    async def check(self, checking: locks.Checking) -> bool:
+        """Whether a permit is held now."""
+
+    async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
+        """The current state of the resource."""
+
+    def kept_by(self, permit: Permit) -> str:
+        """The id of the workflow that keeps a permit; empty if none does."""
+
+
+class LocalBackend:
+    """The parts that all backends share: local activities call whatever keeps the resource.
+
+    Args:
+        terms: Those of the resource.
+    """
+
+    away: str
+
+    def __init__(self, terms: locks.Terms) -> None:
+        self._terms = terms
+
+    async def _ask(self, name: str, arg: Any, result: type[T], activity_id: str | None = None) -> T:
+        return await answered(name, arg, result, activity_id, away=self.away, resource=self._terms.resource)
+
+
+async def try_once(backend: Backend, run: Run, call: locks.AcquireCall, timeout: timedelta) -> Permit:
+    """Acquires with a timeout of zero, without queueing.
+
+    Raises:
+        AcquireTimeout: No permit was free.
+    """
+    permit = await backend.try_acquire(run, dataclasses.replace(call, queue=False))
+    if permit is None:
+        raise timed_out(backend.away, call, timeout)
+    return permit
+
+
+async def deliver_release(activity: str, call: Any, keeper: str, release: Any) -> bool:
+    """Releases by a local activity; if that fails, the server delivers the release as a signal to the keeper."""
+    try:
+        return await local(activity, call, bool)
+    except ActivityError:
+        if keeper:
+            await signal(keeper, "release", release)
+        return False
+
+
+async def local(name: str, arg: Any, result: type[T], activity_id: str | None = None) -> T:
+    """Calls a local activity of the library once; its failure is an `ActivityError`, as for any activity."""
+    try:
+        returned: T = await workflow.execute_local_activity(
+            name,
+            arg,
+            result_type=result,
+            activity_id=activity_id,
+            start_to_close_timeout=LOCAL_LIMIT,
+            schedule_to_close_timeout=LOCAL_IN_ALL,
+            retry_policy=ONCE,
+        )
+    except ApplicationError as error:
+        # The SDK raises the failure of a local activity itself, not an ActivityError with that as its cause.
+        raise ActivityError(
+            "Activity task failed",
+            scheduled_event_id=0,
+            started_event_id=0,
+            identity="",
+            activity_type=name,
+            activity_id=activity_id or "",
+            retry_state=RetryState.MAXIMUM_ATTEMPTS_REACHED,
+        ) from error
+    return returned
+
+
+async def answered(
+    name: str, arg: Any, result: type[T], activity_id: str | None = None, *, away: str, resource: str
+) -> T:
+    """Calls a local activity; raises the error that it reports, or `Unavailable`."""
+    try:
+        return await local(name, arg, result, activity_id)
+    except ActivityError as error:
+        raise_if_cancelled(error)
+        if (refused := refusal(error)) is not None:
+            raise refused from error
+        message = f"resource {resource!r}: {away} was not reached in time ({error.cause}). It is safe to try again"
+        raise Unavailable(message, resource=resource) from error
+
+
+def read(returned: RawValue | None, kind: type[T]) -> T:
+    """Decodes the result of a remote activity that was called with `RawValue` as its result type.
+
+    An operator can complete such an activity with any result. If the SDK decoded it, a result of another type would
+    fail the workflow task again and again.
+
+    Raises:
+        ValueError: The result is of another type.
+    """
+    try:
+        value = None if returned is None else workflow.payload_converter().from_payload(returned.payload, kind)
+    except Exception as error:
+        raise ValueError(f"its result cannot be read as {kind.__name__}: {error}") from error
+    if not isinstance(value, kind):
+        raise ValueError(f"its result is {value!r}, and no {kind.__name__}")
+    return value
+
+
+async def prolonged(name: str, arg: Any, activity_id: str | None = None, *, away: str, resource: str) -> Permit:
+    """As `answered`, for renewing or adopting a permit."""
+    permit = await answered(name, arg, locks.RenewedPermit, activity_id, away=away, resource=resource)
+    if permit.shape >= locks.BY_COMMAND:
+        current().on_used(permit.resource, permit.ticket)
+    return permit.permit()
+
+
+def timed_out(away: str, wish: locks.AcquireCall, timeout: timedelta) -> AcquireTimeout:
+    """The error for a request that was not granted in time."""
+    resource = wish.terms.resource
+    message = (
+        f"resource {resource!r}: no permit within {timeout.total_seconds():g} s: others hold it or are ahead in "
+        f"the queue, or {away} is away; `inspect()` shows them. The request is out of the queue"
+    )
+    return AcquireTimeout(message, resource=resource, ticket=wish.ticket)
+
+
+def raise_if_cancelled(error: ActivityError) -> None:
+    """Raises CancelledError if the task was cancelled, as asyncio's timeouts and task groups expect."""
+    task = asyncio.current_task()
+    if is_cancelled(error) and task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
+
+
+def is_cancelled(error: ActivityError) -> bool:
+    """Whether an activity failed because it was cancelled."""
+    return isinstance(error.cause, CancelledError)

@@ -1,0 +1,235 @@
+"""A permit that a workflow run holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+
+from redlease.models import Permit
+from redlease_temporal.errors import LeaseLost, lease_lost
+from redlease_temporal.payloads.locks import Guard
+
+from .requests import original_run_of
+from .run import Run, begin_guarding, current
+
+T = TypeVar("T")
+OnLost = Literal["cancel", "signal"]
+
+
+async def to_its_end(work: Awaitable[T]) -> T:
+    """Awaits work that must finish: neither a cancellation of the task nor the end of the run interrupts it.
+
+    The cancellation is raised afterwards.
+    """
+    task = asyncio.ensure_future(work)
+    current().see_through(task)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except Exception:  # noqa: BLE001, S110  it is raised below
+            pass
+    if cancelled is not None:
+        task.exception()  # marks the exception as retrieved
+        raise cancelled
+    return task.result()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float | None) -> None:
+    """Waits for a condition; raises TimeoutError when that takes longer.
+
+    `workflow.wait_condition` with a timeout swallows a cancellation that arrives together with the condition.
+    """
+    async with asyncio.timeout(timeout_s):
+        await workflow.wait_condition(condition)
+
+
+def seen(task: asyncio.Task[Any]) -> None:
+    """Retrieves the exception of a task that nobody awaits, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
+
+
+class Hold:
+    """A permit that this run holds, renewed while the run is open without an event in its history.
+
+    As `async with` block it releases the permit at the end. If the permit is lost meanwhile, the task that entered the
+    block is cancelled and the block raises `LeaseLost` (`on_lost="cancel"`), or only `lost` is set
+    (`on_lost="signal"`). Activities started in the block do not run once the permit is lost. `lost` and `check()`
+    answer from what the run has been notified of; `await pool.check(permit)` asks Redis.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        permit: Permit,
+        release: Callable[[Permit], Awaitable[bool]],
+        on_lost: OnLost,
+        kept_by: str = "",
+    ) -> None:
+        self.permit = permit
+        self.kept_by = kept_by
+        self.lost = False
+        self._run = run
+        self._release = release
+        self._on_lost = on_lost
+        self._why = ""
+        self._ended = False
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._cancelled = False
+        run.holds.append(self)
+        begin_guarding(self)
+
+    @property
+    def fence(self) -> int:
+        """The fencing token."""
+        return self.permit.fence
+
+    @property
+    def guard(self) -> Guard | None:
+        """The guard for an activity started now; None once the hold is released or detached."""
+        return None if self._ended else self._as_guard()
+
+    def check(self) -> None:
+        """Raises `LeaseLost` if the run knows that the permit is no longer held."""
+        if self._ended:
+            raise self._loss("it was released or detached here")
+        if self.lost:
+            raise self._loss(self._why)
+
+    async def wait_lost(self) -> bool:
+        """Waits; returns True when the permit is lost, False if it was released or detached first."""
+        await workflow.wait_condition(lambda: self.lost or self._ended)
+        return self.lost
+
+    async def release(self) -> bool:
+        """Releases the permit; returns whether it was still held. Survives cancellation; may be called again."""
+        if self.lost or self._ended:
+            return False
+        self._end()
+        return await to_its_end(self._release(self.permit))
+
+    def detach(self) -> Permit:
+        """Keeps the permit past the block, for the run that continues this one as new: `await pool.adopt(permit)`.
+
+        It is renewed while this run is open, and after `continue_as_new` for the plugin's `adopt_window`.
+
+        Raises:
+            LeaseLost: It is no longer held.
+        """
+        self.check()
+        self._end()
+        return self.permit
+
+    def lose(self, why: str) -> None:
+        """Marks the permit as lost, and cancels the body if `on_lost` says so."""
+        if self.lost or self._ended:
+            return
+        self.lost, self._why = True, why
+        workflow.metric_meter().create_counter("redlease_lost", "Permits lost while held").add(1)
+        if self._on_lost == "cancel" and self._task is not None and not self._task.done():
+            self._cancelled = True
+            self._task.cancel(f"redlease: {why}")
+
+    def _end(self) -> None:
+        self._ended = True
+        self._run.holds.remove(self)
+
+    def _loss(self, why: str) -> LeaseLost:
+        return lease_lost(self._as_guard(), why)
+
+    def _as_guard(self) -> Guard:
+        permit, info = self.permit, workflow.info()
+        # After a reset, the permit may have been released since the original run learned of its deadline.
+        until_ms = permit.expires_at_ms if info.run_id == original_run_of(info) else 0
+        return Guard(permit.resource, permit.ticket, permit.fence, self.kept_by, until_ms)
+
+    # The block
+
+    async def __aenter__(self) -> Self:
+        self.enter()
+        return self
+
+    def enter(self) -> None:
+        """Makes the current task the one that a loss cancels."""
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, GeneratorExit):
+            return  # eviction: the garbage collector closes the run, in any thread and outside its event loop
+        task, self._task = self._task, None
+        if not self._ended and self._says_lost(error):
+            self.lost, self._why = True, "an activity that was begun under it was not let run"
+        cancelled_here = self._take_back_cancel(task, error)
+        if not self.lost and not self._ended and _ends_the_body(error):
+            await self.release()
+        if self.lost and not self._ended:
+            self._end()
+            if self._on_lost == "cancel" or self._says_lost(error):
+                self._raise_loss(error, cancelled_here=cancelled_here)
+
+    def _says_lost(self, error: BaseException | None) -> bool:
+        """Whether the body ended because an activity was refused for lack of this permit."""
+        cause = error.cause if isinstance(error, ActivityError) else None
+        return (
+            isinstance(cause, ApplicationError)
+            and cause.type == LeaseLost.__name__
+            and tuple(cause.details) == (self.permit.resource, self.permit.ticket)
+        )
+
+    def _take_back_cancel(self, task: asyncio.Task[Any] | None, error: BaseException | None) -> bool:
+        """Undoes the cancellation that a loss requested; returns whether only that cancellation ended the body."""
+        current = asyncio.current_task()
+        if current is None or current is not task or not self._cancelled:
+            return False
+        self._cancelled = False
+        only_ours = current.uncancel() <= self._cancelling
+        return only_ours and error is not None and is_cancelled_exception(error)
+
+    def _raise_loss(self, error: BaseException | None, *, cancelled_here: bool) -> None:
+        loss = self._loss(self._why)
+        if error is None or cancelled_here or self._says_lost(error):
+            raise loss from error
+        if not isinstance(error, LeaseLost):
+            error.add_note(f"redlease: {loss}")
+
+
+def _ends_the_body(error: BaseException | None) -> bool:
+    """Whether workflow code continues from here; in an evicted run it does not."""
+    return error is None or isinstance(error, Exception | asyncio.CancelledError | workflow.ContinueAsNewError)
+
+
+class HoldRequest:
+    """What `hold(...)` returns: `await` it for a `Hold`, or enter it as a block."""
+
+    def __init__(self, acquire: Callable[[], Awaitable[Hold]]) -> None:
+        self._acquire = acquire
+        self._hold: Hold | None = None
+
+    def __await__(self) -> Generator[Any, None, Hold]:
+        return self._acquire().__await__()
+
+    async def __aenter__(self) -> Hold:
+        if self._hold is not None:
+            raise RuntimeError("this hold() is entered already: call hold() again for another permit")
+        self._hold = await self._acquire()
+        self._hold.enter()
+        return self._hold
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            await hold.__aexit__(kind, error, traceback)

@@ -1,0 +1,289 @@
+"""The lock and the semaphore for workflow code, on any backend."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from temporalio import workflow
+
+from redlease import limits
+from redlease.limits import Duration
+from redlease.models import Permit, Snapshot
+from redlease_temporal.errors import misuse, misused
+from redlease_temporal.payloads import locks
+
+from .backend import Backend
+from .hold import Hold, HoldRequest, OnLost, to_its_end
+from .run import Run, current, ticket_of
+
+
+class Semaphore:
+    """At most `capacity` units of a resource are held at once, granted in the order of arrival. Made by `semaphore`.
+
+    One object is one resource: make it where you like, in a workflow or at the head of its module.
+
+    Example:
+        >>> gpu = semaphore("gpu", capacity=3, lease=timedelta(seconds=30))  # doctest: +SKIP
+        >>> async with gpu.hold(timeout=timedelta(minutes=10)) as hold:  # doctest: +SKIP
+        ...     await workflow.execute_activity(train, hold.fence, start_to_close_timeout=timedelta(hours=1))
+    """
+
+    def __init__(self, terms: locks.Terms, backend: Backend) -> None:
+        self._terms = terms
+        self._backend = backend
+        self._entered: list[tuple[asyncio.Task[Any] | None, HoldRequest]] = []
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} capacity={self._terms.capacity}>"
+
+    @property
+    def name(self) -> str:
+        """The name of the resource."""
+        return self._terms.resource
+
+    # Acquiring
+
+    def hold(
+        self,
+        *,
+        timeout: Duration | None = None,
+        ticket: str | None = None,
+        weight: int = 1,
+        owner: str | None = None,
+        metadata: dict[str, str] | None = None,
+        on_lost: OnLost = "cancel",
+        on_close: locks.OnClose = "release",
+        max_hold: Duration | None = None,
+    ) -> HoldRequest:
+        """Acquires and keeps a permit: `async with pool.hold() as hold:`, or `hold = await pool.hold()`.
+
+        Durations are seconds or a `timedelta`.
+
+        Args:
+            timeout: How long to wait for the grant, outages included; None waits without limit.
+            ticket: The id of the request; the default is the same in this run's replays and resets.
+            weight: Units to hold.
+            owner: Who is shown as holder; the workflow id by default.
+            metadata: Shown by `inspect()`.
+            on_lost: "cancel" cancels the body when the permit is lost, "signal" only sets `hold.lost`.
+            on_close: What happens when the run ends without a release, for example terminated: "release" releases the
+                permit at once, "lease" lets it expire, for activities that do not stop at once.
+            max_hold: After this the permit is no longer renewed, and is lost when its lease ends.
+
+        Raises:
+            AcquireTimeout: No grant within `timeout`; the request is out of the queue.
+            QueueFull: `max_waiters` wait already.
+            Withdrawn: Somebody took the request out of the queue by its ticket.
+            LeaseLost: The permit was lost while the body ran.
+            ValueError: A parameter is wrong, or the weight can never fit. It is an `ApplicationError` too, and
+                fails the run.
+        """
+        _check_endings(on_lost, on_close)
+        max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
+
+        async def acquire() -> Hold:
+            run = current()
+            wish = self._wish(run, ticket, weight, owner, metadata, on_close=on_close, max_hold_ms=max_hold_ms)
+            permit = await self._obtain(run, wish, _timeout_of(timeout))
+            return self._hold_of(run, permit, on_lost)
+
+        return HoldRequest(acquire)
+
+    async def acquire(
+        self,
+        *,
+        timeout: Duration | None = None,
+        ticket: str | None = None,
+        weight: int = 1,
+        owner: str | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> Permit:
+        """Acquires a permit as data: nobody renews it, and the caller must release it.
+
+        Takes the request parameters of `hold`, and raises the same errors except `LeaseLost`.
+        """
+        run = current()
+        wish = self._wish(run, ticket, weight, owner, metadata, keep=False)
+        return await self._obtain(run, wish, _timeout_of(timeout))
+
+    async def try_acquire(
+        self,
+        *,
+        ticket: str | None = None,
+        weight: int = 1,
+        owner: str | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> Permit | None:
+        """Acquires a permit without waiting; None if none is free. Takes the parameters of `acquire` except `timeout`.
+
+        Raises:
+            Unavailable: The backend was not reached in time.
+        """
+        run = current()
+        wish = self._wish(run, ticket, weight, owner, metadata, keep=False, queue=False)
+        return await self._backend.try_acquire(run, wish)
+
+    async def adopt(
+        self,
+        permit: Permit,
+        *,
+        refence: bool | None = None,
+        on_lost: OnLost = "cancel",
+        on_close: locks.OnClose = "release",
+        max_hold: Duration | None = None,
+    ) -> Hold:
+        """Takes over a permit, from the run that this one continues or from elsewhere, and keeps it from then on.
+
+        From a run of the same chain it keeps its fence; from elsewhere it gets a new one, so that its former holder is
+        refused. `refence` overrides that; `on_lost`, `on_close` and `max_hold` are those of `hold`.
+
+        Raises:
+            LeaseLost: It is no longer held with its fence.
+        """
+        run = current()
+        self._own(permit)
+        _check_endings(on_lost, on_close)
+        max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
+        wish = self._wish(
+            run, permit.ticket, permit.weight, None, permit.metadata, on_close=on_close, max_hold_ms=max_hold_ms
+        )
+        adopted = await self._backend.adopt(run, locks.AdoptCall(self._terms, permit, wish, refence))
+        return self._hold_of(run, adopted, on_lost)
+
+    # Permits
+
+    async def renew(self, permit: Permit, *, lease: Duration | None = None) -> Permit:
+        """Renews a permit for a full lease, of another length if given; returns it with its new deadline.
+
+        Raises:
+            LeaseLost: It is no longer held with its fence.
+            Unavailable: The backend was not reached in time.
+        """
+        self._own(permit)
+        lease_ms = permit.lease_ms
+        if lease is not None:
+            lease_ms = misuse(limits.milliseconds, "lease", lease, limits.LEASE_MS_MIN)
+        return await self._backend.renew(locks.RenewCall(self._terms, permit, lease_ms))
+
+    async def release(self, permit: Permit | str) -> bool:
+        """Releases a permit; returns whether it was still held. May be repeated, and survives cancellation.
+
+        If Redis does not answer it returns False within a second; an activity of the library then retries the release,
+        or the relay releases it when this run ends. On slots it returns when the slot is free. With a ticket instead of
+        a permit the release is administrative: no fence is checked.
+        """
+        if isinstance(permit, str):
+            ticket = misuse(limits.checked_text, "ticket", permit, limits.TICKET_BYTES_MAX)
+            return await to_its_end(self._backend.release(locks.ReleaseCall(self._terms, ticket, administrative=True)))
+        self._own(permit)
+        return await to_its_end(self._backend.release(locks.ReleaseCall(self._terms, permit.ticket, permit.fence)))
+
+    async def check(self, permit: Permit) -> bool:
+        """Whether the backend still has the permit with its fence.
+
+        Raises:
+            Unavailable: The backend was not reached in time.
+        """
+        self._own(permit)
+        return await self._backend.check(locks.Checking(self._terms, permit.ticket, permit.fence))
+
+    async def inspect(self, *, limit: int = 100) -> Snapshot:
+        """The resource as it is at one moment, with at most `limit` holders and as many waiters.
+
+        The history of the run records the result: keep it small.
+
+        Raises:
+            Unavailable: The backend was not reached in time.
+        """
+        misuse(limits.checked_count, "limit", limit)
+        return await self._backend.inspect(locks.Inspecting(self._terms, limit))
+
+    # A plain `async with pool as hold:`
+
+    async def __aenter__(self) -> Hold:
+        request = self.hold()
+        hold = await request.__aenter__()
+        self._entered.append((asyncio.current_task(), request))
+        return hold
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, GeneratorExit):
+            return  # see `Hold.__aexit__`
+        own = [entry for entry in self._entered if entry[0] is asyncio.current_task()]
+        self._entered.remove(own[-1])
+        await own[-1][1].__aexit__(kind, error, traceback)
+
+    # Implementation
+
+    def _own(self, permit: Permit) -> None:
+        misuse(limits.checked_permit, permit, self.name)
+
+    def _wish(
+        self,
+        run: Run,
+        ticket: str | None,
+        weight: int,
+        owner: str | None,
+        metadata: dict[str, str] | None,
+        *,
+        keep: bool = True,
+        queue: bool = True,
+        on_close: locks.OnClose = "release",
+        max_hold_ms: int | None = None,
+    ) -> locks.AcquireCall:
+        info, number = workflow.info(), run.number(self.name)
+        if ticket is not None:
+            misuse(limits.checked_text, "ticket", ticket, limits.TICKET_BYTES_MAX)
+        if owner is not None:
+            misuse(limits.checked_text, "owner", owner, limits.OWNER_BYTES_MAX)
+        return locks.AcquireCall(
+            self._terms,
+            ticket or ticket_of(info, number),
+            info.first_execution_run_id,
+            info.get_current_history_length(),
+            f"redlease:{number}:{self.name}",
+            f"redlease:{number}:{self.name}:wait",
+            weight=misuse(limits.checked_count, "weight", weight),
+            owner=owner,
+            metadata=misuse(limits.checked_metadata, metadata),
+            keep=keep,
+            queue=queue,
+            on_close=on_close,
+            max_hold_ms=max_hold_ms,
+        )
+
+    async def _obtain(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+        began = workflow.now()
+        with run.requesting():
+            permit = await self._backend.acquire(run, wish, timeout)
+        meter = workflow.metric_meter().with_additional_attributes({"resource": self.name})
+        meter.create_counter("redlease_granted", "Permits granted").add(1)
+        waited_ms = max(0, (workflow.now() - began) // timedelta(milliseconds=1))
+        meter.create_histogram("redlease_wait", "Time from asking to the grant", "ms").record(waited_ms)
+        return permit
+
+    def _hold_of(self, run: Run, permit: Permit, on_lost: OnLost) -> Hold:
+        return Hold(run, permit, self._end, on_lost, self._backend.kept_by(permit))
+
+    async def _end(self, permit: Permit) -> bool:
+        return await self._backend.end(locks.ReleaseCall(self._terms, permit.ticket, permit.fence))
+
+
+def _check_endings(on_lost: str, on_close: str) -> None:
+    if on_lost not in ("cancel", "signal") or on_close not in ("release", "lease"):
+        raise misused("on_lost is 'cancel' or 'signal', on_close 'release' or 'lease'")
+
+
+def _timeout_of(timeout: Duration | None) -> timedelta | None:
+    if timeout is None:
+        return None
+    return timedelta(milliseconds=misuse(limits.milliseconds, "timeout", timeout))
+
+
+class Lock(Semaphore):
+    """A semaphore of capacity 1: one holder at a time, in the order of arrival. Made by `lock`."""

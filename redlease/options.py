@@ -1,0 +1,114 @@
+"""The options of an acquire and of a hold, checked before anything is sent."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, Literal, NamedTuple
+
+from redlease.protocol.arguments import Terms
+
+from . import limits
+from .limits import Duration
+from .protocol import arguments
+
+OnLost = Literal["cancel", "signal"]
+
+
+def own_name() -> str:
+    """Returns the default owner: the host and the id of the current process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def changed_terms(
+    terms: Terms,
+    *,
+    owner: str | None = None,
+    lease: Duration | None = None,
+    capacity: int | None = None,
+    waiter_lease: Duration | None = None,
+    max_waiters: int | None = None,
+    idle_ttl: Duration | None = None,
+) -> Terms:
+    """Returns the terms, changed by the parameters that are given; raises ValueError for a wrong one."""
+    changes: dict[str, Any] = {}
+    if owner is not None:
+        changes["owner"] = limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX)
+    if lease is not None:
+        changes["lease_ms"] = limits.milliseconds("lease", lease, limits.LEASE_MS_MIN)
+    if capacity is not None:
+        changes["capacity"] = limits.checked_count("capacity", capacity)
+    if waiter_lease is not None:
+        changes["waiter_lease_ms"] = limits.milliseconds("waiter_lease", waiter_lease, limits.LEASE_MS_MIN)
+    if max_waiters is not None:
+        changes["max_waiters"] = limits.checked_count("max_waiters", max_waiters, 0)
+    if idle_ttl is not None:
+        changes["idle_ttl_ms"] = limits.milliseconds("idle_ttl", idle_ttl, 1)
+    return terms._replace(**changes) if changes else terms
+
+
+class AcquireOptions(NamedTuple):
+    """The parameters of one acquire, checked; `packed` has those that are the same for every acquire like it.
+
+    Unless given, the owner is empty until the first request: a primitive may be made before a fork.
+    """
+
+    ticket: str | None
+    weight: int
+    terms: Terms
+    metadata: dict[str, str]
+    timeout_ms: int | None
+    packed: bytes
+
+    @classmethod
+    def usual(cls, terms: Terms) -> AcquireOptions:
+        """Returns the default options of a primitive."""
+        return cls(None, 1, terms, {}, None, arguments.pack_terms(terms, 1, arguments.label(terms.owner, {})))
+
+    def changed(
+        self,
+        timeout: Duration | None,
+        ticket: str | None,
+        weight: int,
+        owner: str | None,
+        metadata: dict[str, str] | None,
+    ) -> AcquireOptions:
+        """Returns the options with the caller's parameters; raises ValueError for a wrong one."""
+        if weight == 1 and type(weight) is int and (timeout, ticket, owner, metadata) == (None, None, None, None):
+            return self
+        timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
+        if weight != 1 or type(weight) is not int:
+            limits.checked_count("weight", weight)
+        terms = self.terms
+        metadata = limits.checked_metadata(metadata)
+        if owner is not None:
+            terms = terms._replace(owner=limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX))
+        if ticket is not None:
+            limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
+        return AcquireOptions(ticket, weight, terms, metadata, timeout_ms, b"").packed_for(terms.owner)
+
+    def packed_for(self, owner: str) -> AcquireOptions:
+        """Returns the options with that owner."""
+        label = arguments.label(owner, self.metadata)
+        terms = self.terms._replace(owner=owner)
+        packed = arguments.pack_terms(terms, self.weight, label, queue=self.timeout_ms != 0)
+        return self._replace(terms=terms, packed=packed)
+
+
+class HoldOptions(NamedTuple):
+    """What happens when a hold is lost, and how long it is renewed."""
+
+    on_lost: OnLost
+    max_hold_ms: int | None
+
+
+USUAL_HOLD = HoldOptions("cancel", None)
+
+
+def checked_hold_options(on_lost: OnLost, max_hold: Duration | None) -> HoldOptions:
+    """Returns the caller's options of a hold; raises ValueError for a wrong one."""
+    if on_lost == "cancel" and max_hold is None:
+        return USUAL_HOLD
+    if on_lost not in ("cancel", "signal"):
+        raise ValueError(f"on_lost must be 'cancel' or 'signal', not {on_lost!r}")
+    return HoldOptions(on_lost, None if max_hold is None else limits.milliseconds("max_hold", max_hold, 1))

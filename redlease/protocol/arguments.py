@@ -1,0 +1,87 @@
+"""The arguments of acquire and release calls, and how they are packed."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import NamedTuple
+
+from .encoding import Resource, pack
+
+
+class Terms(NamedTuple):
+    """The settings that a primitive sends with each acquire."""
+
+    owner: str
+    lease_ms: int = 30_000
+    capacity: int = 1
+    waiter_lease_ms: int = 10_000
+    max_waiters: int | None = None
+    idle_ttl_ms: int = 86_400_000
+
+
+class AcquireRequest(NamedTuple):
+    """One acquire request, from its first call until its permit is released.
+
+    `request` is a secret id that distinguishes the copies of this request from other requests with the same ticket.
+    `arrival` is the sequence that the request had in the queue, to queue again at that position; 0: at the tail.
+    `packed_terms` is the result of `pack_terms`, empty if the request is never sent. `packed_ids` is the ticket and the
+    request id, if they are packed already.
+    """
+
+    resource: Resource
+    terms: Terms
+    ticket: str
+    request: str
+    weight: int = 1
+    packed_terms: bytes = b""
+    arrival: int = 0
+    packed_ids: bytes = b""
+
+
+def label(owner: str, metadata: dict[str, str]) -> str:
+    """Returns owner and metadata as a record stores them."""
+    return json.dumps([owner, metadata], separators=(",", ":"), ensure_ascii=False) if metadata else _plain_label(owner)
+
+
+@lru_cache(maxsize=64)
+def _plain_label(owner: str) -> str:
+    return json.dumps([owner, {}], separators=(",", ":"), ensure_ascii=False)
+
+
+def pack_ids(ticket: str, request: str) -> bytes:
+    """Packs ticket and request, the first arguments of an acquire and of a release."""
+    first, second = ticket.encode(), request.encode()
+    return b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(first), first, len(second), second)
+
+
+def acquire_tail(ask: AcquireRequest, place: str, *, was_queued: bool = False) -> bytes:
+    """Packs the arguments of an acquire from that place; a request that was queued before declares no capacity."""
+    ids = ask.packed_ids or pack_ids(ask.ticket, ask.request)
+    arrival = f"+{ask.arrival}" if was_queued or ask.arrival > 0 else ask.arrival
+    return b"%b%b%b" % (ids, _place_and_arrival(place, arrival), ask.packed_terms)
+
+
+@lru_cache(maxsize=256)
+def _place_and_arrival(place: str, arrival: int | str) -> bytes:
+    return pack(place, arrival)
+
+
+@lru_cache(maxsize=256)
+def pack_terms(terms: Terms, weight: int, written: str, *, queue: bool = True) -> bytes:
+    """Packs the arguments that many acquires share; `queue`: the request may wait for its grant."""
+    waiter_lease_ms = terms.waiter_lease_ms if queue else 0
+    most = -1 if terms.max_waiters is None else terms.max_waiters
+    return pack(weight, terms.lease_ms, terms.capacity, waiter_lease_ms, most, terms.idle_ttl_ms, written)
+
+
+def release_tail(ask: AcquireRequest, fence: int | None, tombstone_ms: int) -> bytes:
+    """Packs the arguments of a release by the ticket's own client; without a fence it releases what the request has."""
+    ids = ask.packed_ids or pack_ids(ask.ticket, ask.request)
+    digits = b"" if fence is None else b"%d" % fence
+    return b"%b$%d\r\n%b\r\n%b" % (ids, len(digits), digits, _release_tail(tombstone_ms, ask.terms.idle_ttl_ms))
+
+
+@lru_cache(maxsize=256)
+def _release_tail(tombstone_ms: int, idle_ttl_ms: int) -> bytes:
+    return pack(tombstone_ms, 0, idle_ttl_ms)

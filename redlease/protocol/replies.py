@@ -1,0 +1,107 @@
+"""What the server sends: replies of the scripts, messages on the client's channel, and server information."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from typing import NamedTuple
+
+SERVER_VERSION_MIN = (6, 2)
+
+
+class Status(IntEnum):
+    """The outcome of an acquire or a beat; the numbers are those of prelude.lua."""
+
+    GRANTED = 1
+    QUEUED = 2
+    BUSY = 3
+    FULL = 4
+    MISFIT = 5
+    OTHER_WEIGHT = 6
+    WITHDRAWN = 7
+    LAPSED = 8
+
+
+class Granted(NamedTuple):
+    """A granted permit; times are ms of the server's clock."""
+
+    fence: int
+    granted_at_ms: int
+    expires_at_ms: int
+    capacity: int
+    was_declared: int = 0
+
+
+class Queued(NamedTuple):
+    """A queued request.
+
+    `sequence`: its order of arrival; `ahead`: requests before it; `soonest_ms`: ms until a lease or place that blocks
+    the queue can expire (-1: none can); `more`: the call stopped at its batch limit; `now_ms`: the server's clock.
+    """
+
+    sequence: int
+    ahead: int
+    soonest_ms: int
+    capacity: int
+    was_declared: int
+    more: int
+    now_ms: int
+
+
+class Beaten(NamedTuple):
+    """The reply to a heartbeat, about the first waiter of the client; fields as in `Queued`."""
+
+    ahead: int
+    soonest_ms: int
+    capacity: int
+    more: int
+
+
+class Message(NamedTuple):
+    """A message on a client's channel.
+
+    About a request: "g" granted, "x" removed, "m" its weight exceeds the capacity, "r" its lease was shortened. About a
+    resource, named by its state key: "c" a smaller capacity, "l" a lease that ends earlier than its waiters expect.
+    """
+
+    kind: str
+    about: str
+    numbers: tuple[int, ...]
+
+
+NUMBERS = {"g": 4, "m": 1, "x": 0, "r": 0, "c": 1, "l": 1}  # how many numbers each kind of message has
+
+
+def read_message(payload: bytes) -> Message:
+    """Parses a payload; raises ValueError if no script of this library can have written it."""
+    kind, about, *rest = payload.decode().split(" ")
+    if kind in {"c", "l"}:  # the key comes last, because it may contain spaces
+        about, rest = " ".join(rest), [about]
+    numbers = tuple(map(int, rest))
+    if not about or NUMBERS.get(kind) != len(numbers):
+        raise ValueError(f"{payload[:80]!r} is no message of redlease")
+    return Message(kind, about, numbers)
+
+
+def info_value(info: str, name: str) -> str:
+    """Returns one value from the text of INFO; empty if it is not there."""
+    found = re.search(rf"^{name}:(.*)$", info, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+class ServerInfo(NamedTuple):
+    """Version and role of a server, as HELLO reports them."""
+
+    version: str
+    role: str
+
+    @property
+    def has_sharded_channels(self) -> bool:
+        """Whether the server has SSUBSCRIBE: Redis 7.0 or newer, or Valkey. Assumed if the version is unknown."""
+        return not self.version or int(self.version.split(".", 1)[0]) >= 7
+
+    @property
+    def too_old(self) -> bool:
+        """Whether the server is older than 6.2."""
+        numbers = re.findall(r"\d+", self.version)[:2]
+        return tuple(map(int, numbers)) < SERVER_VERSION_MIN

@@ -1,0 +1,56 @@
+"""The operations: each is one Lua script, called by EVALSHA with the four keys of one resource.
+
+The first argument of each is a tag that the reply repeats, so that the client detects a reply to another call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+
+TAGS = 1 << 16  # how many calls may be outstanding on one connection before a tag repeats
+
+
+class Script:
+    """One operation: its text, its digest, and how many keys and arguments it takes.
+
+    `deliver_after_pushes`: its reply is delivered after the messages that were read with it, so that the tasks of new
+    holders start before the task that released.
+    """
+
+    def __init__(self, name: str, args: str, text: str, keys: int = 4, *, deliver_after_pushes: bool = False) -> None:
+        self.name = name
+        self.deliver_after_pushes = deliver_after_pushes
+        self.args = ("tag", *args.split())
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        count = 3 + keys + len(self.args)
+        self.head = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n%d\r\n" % (count, self.sha.encode(), keys)
+
+
+def read_lua(package: str, name: str) -> str:
+    """Reads a file from the `lua` directory of a package."""
+    return resources.files(package).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _operation(name: str, args: str, *, deliver_after_pushes: bool = False) -> Script:
+    text = read_lua("redlease", "prelude") + read_lua("redlease", name)
+    for part in ("state", "queue", "share"):
+        text = text.replace(f"--#include {part}\n", read_lua("redlease", part))
+    return Script(name, args, text, deliver_after_pushes=deliver_after_pushes)
+
+
+ACQUIRE = _operation(
+    "acquire",
+    "ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label",
+)
+RELEASE = _operation("release", "ticket request fence tombstone_ms notify idle_ttl_ms", deliver_after_pushes=True)
+RENEW = _operation("renew", "ticket fence lease_ms shorten idle_ttl_ms")
+ADOPT = _operation("adopt", "ticket fence request place lease_ms refence idle_ttl_ms label")
+BEAT = _operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
+RESIZE = _operation("resize", "capacity idle_ttl_ms")
+INSPECT = _operation("inspect", "most_holders most_waiters bytes after_deadline after_ticket after_sequence")
+CHECK = _operation("check", "ticket fence")
+WATCH = _operation("watch", "watch_ms")
+PROBE = Script("probe", "channel", read_lua("redlease", "probe"))
+SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, RESIZE, INSPECT, CHECK, WATCH)

@@ -1,0 +1,73 @@
+"""Reads a snapshot of a resource, in pages if one reply would be too large."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from redlease.models import Permit, Snapshot, Waiter
+
+# The approximate limit of one reply. A server buffers 32 MB for a client that subscribes to channels and disconnects it
+# beyond that, which would also lose the renewals and messages of all other tasks.
+PAGE_BYTES = 500_000
+SNAPSHOT_LIMIT = 1000  # the default limit of holders, and of waiters, in a snapshot
+LOOKS_AT_ONCE = 8  # pages that one client requests at a time, for the same reason
+LOSSES_MOST = 2  # lost connections after which a page is not requested again: its size may be the cause
+
+
+class Reading:
+    """A snapshot being read: the contents of the pages so far, and the arguments of the next call."""
+
+    def __init__(self, resource: str, declared: int, limit: int) -> None:
+        self._resource = resource
+        self._declared = declared
+        self._limit = limit
+        self._after: list[str] | None = ["", "", ""]
+        self._head: tuple[int, int, int] = (0, 0, 0)
+        self._holders: dict[str, Permit] = {}
+        self._waiters: dict[str, Waiter] = {}
+
+    @property
+    def args(self) -> tuple[int | str, ...] | None:
+        """The arguments of the next call; None after the last page."""
+        if self._after is None:
+            return None
+        return self._limit - len(self._holders), self._limit - len(self._waiters), PAGE_BYTES, *self._after
+
+    def add(self, reply: list[Any]) -> None:
+        """Adds a reply of inspect, without its tag. A later page replaces what an earlier one said of a ticket."""
+        now, fence, capacity, _, _, held, queued, after = reply
+        self._head = now, fence, capacity
+        self._holders |= {permit.ticket: permit for permit in _read_holders(self._resource, capacity, held)}
+        self._waiters |= {waiter.ticket: waiter for waiter in _read_waiters(queued)}
+        self._after = [text.decode() for text in after] if after else None
+
+    def snapshot(self) -> Snapshot:
+        """Returns the snapshot. A resource without state on the server gets the declared capacity."""
+        now, fence, capacity = self._head
+        holders = tuple(sorted(self._holders.values(), key=lambda permit: permit.fence))
+        waiters = tuple(waiter for waiter in self._waiters.values() if waiter.ticket not in self._holders)
+        return Snapshot(self._resource, capacity or self._declared, holders, waiters, fence, now)
+
+
+def read_record(text: bytes) -> tuple[list[str], str, dict[str, str]]:
+    """Parses a record into its first six fields, the owner and the metadata."""
+    *fields, written = text.decode().split(" ", 6)
+    owner, metadata = json.loads(written)
+    return fields, owner, metadata
+
+
+def _read_holders(resource: str, capacity: int, held: list[Any]) -> Iterator[Permit]:
+    for ticket, deadline, text in zip(held[::3], held[1::3], held[2::3], strict=True):
+        (weight, fence, lease, since, _, _), owner, metadata = read_record(text)
+        yield Permit(
+            *(resource, ticket.decode(), int(fence), int(weight), capacity, int(lease), int(since)),
+            *(deadline, owner, metadata),
+        )
+
+
+def _read_waiters(queued: list[Any]) -> Iterator[Waiter]:
+    for ticket, text in zip(queued[::2], queued[1::2], strict=True):
+        (weight, _, _, since, _, _), owner, metadata = read_record(text)
+        yield Waiter(ticket.decode(), int(weight), owner, metadata, int(since))

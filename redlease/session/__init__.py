@@ -1,0 +1,1 @@
+"""What one client keeps alive: leases, queue places, pending requests."""

@@ -1,0 +1,416 @@
+"""Renews the leases of a client, detects lost ones, and retries releases until the server has answered.
+
+The schedule's one timer and the replies drive everything here; nothing awaits, so nothing can be cancelled half-way.
+A local deadline is the local time at which the request was sent, plus the length of the lease: the deadline on the
+server can only be later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+
+from redlease import clock
+from redlease.errors import RedleaseError
+from redlease.log import about
+from redlease.protocol import arguments, encoding, scripts
+from redlease.protocol.arguments import AcquireRequest, Terms
+from redlease.protocol.encoding import Resource
+from redlease.protocol.faults import ErrorReply
+from redlease.protocol.replies import Message
+from redlease.transport.base import PATIENCE_MS, Reached, Reply, Transport, backed_off, everything
+
+from .schedule import Schedule
+
+logger = logging.getLogger("redlease")
+
+RENEWALS_A_LEASE = 3
+TOGETHER_A_LEASE, TOGETHER_MS = 60.0, 250.0  # the interval between joint renewals of leases of one length
+CLAIM_MS = 250.0  # after which a hold granted from the queue is renewed to its full lease
+Released = bool | None | RedleaseError
+RETRY_MS_MAX = 5000.0  # the longest pause after error replies; the first is `ErrorReply.retry_ms`
+RECOVER_MS = 250.0  # after a reconnect, all leases are renewed within this time
+RECONNECT_MS = 700.0  # how long a lost connection usually takes to come back, if the server is there
+
+
+class Lease:
+    """One permit that this process renews.
+
+    The keeper renews it a few times per lease until it is ended (released, detached) or lost. The deadline is checked
+    against the local clock, so that the loss is noticed in time even if the server is unreachable.
+    """
+
+    # Defaults are class attributes, not set per instance: most leases end before any of them changes.
+    fence = 0
+    granted_at_ms = 0
+    expires_at_ms = 0
+    capacity = 0
+    deadline_ms = 0.0
+    renew_until_ms: float | None = None
+    task: asyncio.Task[object] | None = None  # the task that runs the body of the hold
+    asker: asyncio.Task[object] | None = None  # the task that requested it, while it is kept
+    may_be_duplicated = False  # whether a copy of the acquire may still reach the server
+    lost = False  # as noticed by the event loop; `is_lost` compares with the clock
+    ended = False
+    why_lost = ""
+    due_ms: float | None = None
+    _begun_ms = 0.0
+    is_new = True  # whether its first renewal is still to be scheduled
+    _in_flight = False
+    _first = False  # whether its lease is still the rest of a waiter lease
+    _refusals = 0
+    _tail: bytes | None = None
+
+    def __init__(self, keeper: LeaseKeeper, ask: AcquireRequest, forget_ticket: Callable[[], None]) -> None:
+        self.keeper = keeper
+        self.ask = ask
+        self.forget_ticket = forget_ticket
+
+    def begin_renewing(self, now_ms: float) -> None:
+        """Schedules the first renewal, unless it is scheduled already."""
+        self.is_new = False
+        if self.due_ms is not None:
+            return
+        left_ms = self.deadline_ms - self._begun_ms
+        wait_ms = left_ms / RENEWALS_A_LEASE
+        if self._first:
+            # A queued grant starts with the time left on its waiter lease. Renew it early, after CLAIM_MS, so that
+            # short holds skip the cost; at once if its own lease is shorter than the time left.
+            wait_ms = min(wait_ms, 0.0 if self.ask.terms.lease_ms < left_ms else CLAIM_MS)
+        self._plan(now_ms, wait_ms - (now_ms - self._begun_ms))
+
+    def lose(self, why: str) -> None:
+        """Marks the permit as lost, logs it, and calls `on_loss`; once."""
+        if not self.ended and not self.lost:
+            self.why_lost, self.lost = why, True
+            self.keeper.forget(self)
+            logger.warning(
+                "resource %r: permit %r (fence %d) is lost: %s",
+                self.ask.resource.name,
+                self.ask.ticket,
+                self.fence,
+                why,
+                extra=about(self.ask.resource.name, self.ask.ticket, self.fence),
+            )
+            self.on_loss()
+
+    def on_loss(self) -> None:
+        """Reacts to the loss; for subclasses."""
+
+    def is_lost(self) -> bool:
+        """Whether it is lost, also by the clock. Safe in any thread: it changes nothing."""
+        return self.lost or (not self.ended and clock.now_ms() >= self.deadline_ms)
+
+    def why(self) -> str:
+        """Why it is lost. Safe in any thread."""
+        stopped = self.renew_until_ms is not None and self.deadline_ms >= self.renew_until_ms
+        by_clock = "max_hold was reached" if stopped else "its lease ended before a renewal came through"
+        return self.why_lost or by_clock
+
+    def check_deadline(self, now_ms: float) -> bool:
+        """Whether it is not lost; marks it as lost if its deadline has passed. Only in the loop's thread."""
+        if now_ms >= self.deadline_ms and not self.ended and not self.lost:
+            self.lose(self.why())
+            self.keeper.give_up(self, now_ms)
+        return not self.lost
+
+    def on_due(self, now_ms: float) -> bool:
+        if not self.check_deadline(now_ms):
+            return False
+        self.keeper.schedule.at(self.deadline_ms, self)  # until a reply sets a later time
+        if self._in_flight or (self.renew_until_ms is not None and now_ms >= self.renew_until_ms):
+            return False
+        return self._renew(now_ms)
+
+    def _renew(self, now_ms: float) -> bool:
+        link = self.keeper.connection.endpoint_for(self.ask.resource)
+        if not link.ready:
+            return False
+        tail = self._tail
+        if tail is None:
+            shorten = int(self._first)
+            tail = encoding.pack(
+                self.ask.ticket, self.fence, self.ask.terms.lease_ms, shorten, self.ask.terms.idle_ttl_ms
+            )
+            self._tail = None if self._first else tail
+        # The first renewal of a queued grant may move its deadline to an earlier time: apply that when it is sent.
+        self.deadline_ms = min(self.deadline_ms, now_ms + self.ask.terms.lease_ms - clock.SERVER_TICK_MS)
+        self.keeper.schedule.at(self.deadline_ms, self)
+        link.send(self.ask.resource, scripts.RENEW, tail, partial(self._renewed, now_ms))
+        self._in_flight = True
+        return True
+
+    def _renewed(self, sent_ms: float, reply: Reply) -> None:
+        self._in_flight = False
+        now_ms = clock.now_ms()
+        if self.ended or not self.check_deadline(now_ms):  # a reported loss is final
+            return
+        if reply is None:
+            self.keeper.schedule.at(now_ms, self)  # another connection may serve the resource by now
+        elif isinstance(reply, ErrorReply):
+            self._refused(now_ms, reply)
+        elif reply[1] == 0:
+            self.lose("the server no longer has it: it lapsed, was released by its ticket, or the server lost its data")
+        else:
+            self.deadline_ms = sent_ms + self.ask.terms.lease_ms - clock.SERVER_TICK_MS
+            self.expires_at_ms = reply[1]
+            self._first, self._refusals = False, 0
+            self._plan(now_ms, self.ask.terms.lease_ms / RENEWALS_A_LEASE - (now_ms - sent_ms))
+
+    def _refused(self, now_ms: float, fault: ErrorReply) -> None:
+        if not self._refusals and not fault.is_handled:  # logged once
+            logger.warning(
+                "resource %r: renewing permit %r failed, and is tried again while its lease lasts: %s",
+                *(self.ask.resource.name, self.ask.ticket, fault.text),
+                extra=about(self.ask.resource.name, self.ask.ticket, self.fence),
+            )
+        most_ms = max(fault.retry_ms, min(self.ask.terms.lease_ms / 10, RETRY_MS_MAX))
+        wait_ms = backed_off(fault.retry_ms, self._refusals, most_ms)
+        self._refusals += not fault.is_handled
+        self.keeper.schedule.at(min(self.deadline_ms, now_ms + wait_ms), self)
+
+    def fill_lease(self) -> None:
+        """Sends the first renewal if the lease is still the rest of a waiter lease; does not wait for the reply."""
+        if self._first:
+            self._renew(clock.now_ms())
+
+    def told(self, message: Message) -> None:
+        """Handles a message about its permit."""
+        if message.kind == "x":
+            self.lose("it was released by its ticket, or somebody else adopted it")
+        elif message.kind == "r":
+            # Another client made its lease end earlier: renew it to the full lease.
+            self._first = False
+            self.keeper.schedule.at(clock.now_ms(), self)
+
+    def _plan(self, now_ms: float, wait_ms: float) -> None:
+        """Schedules the next renewal with jitter, so that leases granted together spread out over time."""
+        keeper = self.keeper
+        at_ms = now_ms + wait_ms * (0.9 + 0.1 * random.random())
+        # Round to a shared moment: renewals sent in one write cost a fraction of single ones.
+        step_ms = step(self.ask.terms.lease_ms)
+        at_ms = (at_ms - keeper.phase_ms) // step_ms * step_ms + keeper.phase_ms
+        keeper.schedule.at(min(self.deadline_ms, max(now_ms, at_ms)), self)
+
+
+def step(lease_ms: float) -> float:
+    """Returns the interval, in ms, between joint renewals of leases of that length."""
+    return min(TOGETHER_MS, lease_ms / TOGETHER_A_LEASE)
+
+
+class PendingRelease:
+    """A release that is retried until the server has answered, or until the lease has expired.
+
+    `done` gets whether a live permit or place was removed; or the server's refusal; or None if the server stays
+    unreachable for `patience_ms`. After the last two the retries continue.
+    """
+
+    due_ms: float | None = None
+    patience_ms = RECONNECT_MS
+    _timer: asyncio.TimerHandle | None = None
+    _refusals = 0
+    _unanswered = False
+    _in_flight = False  # two copies sent to two nodes of a cluster could be answered in any order
+
+    def __init__(  # noqa: PLR0917  positional for speed: one is made for every acquire and release
+        self,
+        keeper: LeaseKeeper,
+        ask: AcquireRequest,
+        fence: int | None,
+        until_ms: float,
+        may_be_duplicated: bool,
+        done: asyncio.Future[Released] | None = None,
+    ) -> None:
+        self.keeper = keeper
+        self.ask = ask
+        self._fence = fence
+        self._until_ms = until_ms
+        self._may_be_duplicated = may_be_duplicated
+        self._done = done
+
+    def start(self, now_ms: float) -> None:
+        """Sends it now, or as soon as the client is connected."""
+        self.keeper.leaving[self] = None
+        self.resume(now_ms)
+
+    def resume(self, now_ms: float) -> None:
+        """Sends it now if it can be sent; an exception is reported and retried, never raised to the caller."""
+        try:
+            self.on_due(now_ms)
+        except Exception as error:  # noqa: BLE001  the release must be retried
+            self.keeper.schedule.failed(self, error)
+
+    def on_due(self, now_ms: float) -> bool:
+        if now_ms >= self._until_ms:
+            self._finish(None)
+            return False
+        if self._in_flight:
+            return False
+        link = self.keeper.connection.endpoint_for(self.ask.resource)
+        if not link.ready:
+            self._delayed()
+            return False
+        tombstone_ms = self.ask.terms.lease_ms if self._may_be_duplicated else 0
+        tail = arguments.release_tail(self.ask, self._fence, tombstone_ms)
+        link.send(self.ask.resource, scripts.RELEASE, tail, self._answered)
+        self._in_flight = True
+        return True
+
+    def _answered(self, reply: Reply) -> None:
+        self._in_flight = False
+        if reply is None:
+            self._may_be_duplicated = self._unanswered = True
+            self._delayed()
+            self.keeper.schedule.at(clock.now_ms(), self)  # another connection may serve the resource by now
+        elif isinstance(reply, ErrorReply):
+            self._refused(reply)
+        else:
+            if reply[2]:
+                self.keeper.follow_up(self.ask.resource, self.ask.terms)
+            # If there is nothing left to remove, assume that an earlier copy, whose reply was lost, removed it.
+            self._finish(reply[1] == 1 or self._unanswered)
+
+    def _finish(self, released: bool | None) -> None:
+        keeper = self.keeper
+        if self.due_ms is not None:
+            keeper.schedule.drop(self)
+        keeper.leaving.pop(self, None)
+        keeper.check_idle()
+        self._tell(released)
+
+    def _refused(self, fault: ErrorReply) -> None:
+        self._unanswered = self._unanswered or fault.partially_executed
+        if fault.is_transient:
+            self._delayed()
+        else:
+            self._tell(fault.error(self.ask.resource.name, self.ask.ticket))
+        if not self._refusals and not fault.is_handled:  # logged once
+            name, ticket = self.ask.resource.name, self.ask.ticket
+            extra = about(name, ticket, self._fence)
+            logger.warning("resource %r: releasing %r failed: %s", name, ticket, fault.text, extra=extra)
+        most_ms = fault.retry_ms if fault.is_transient else RETRY_MS_MAX
+        wait_ms = backed_off(fault.retry_ms, self._refusals, most_ms)
+        self._refusals += not fault.is_handled
+        self.keeper.schedule.at(clock.now_ms() + wait_ms, self)
+
+    def _delayed(self) -> None:
+        if self._done is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.patience_ms / 1000, self._tell, None)
+
+    def _tell(self, released: Released) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        done = self._done
+        if done is not None and not done.done():
+            done.set_result(released)
+
+
+class LeaseKeeper:
+    """All leases of a client, and all its pending releases."""
+
+    due_ms: float | None = None
+
+    def __init__(self, connection: Transport) -> None:
+        self.connection = connection
+        self.schedule = Schedule(self)
+        self.phase_ms = 0.0
+        connection.be_patient_for(self.shortest_ms)
+        self.leases: dict[str, Lease] = {}
+        self.leaving: dict[PendingRelease, None] = {}
+        self._idle: asyncio.Event | None = None
+
+    def on_ready(self, reached: Reached = everything) -> None:
+        """After a reconnect: sends pending releases at once and renews every lease soon, the most urgent ones first."""
+        for leaving in list(self.leaving):
+            if reached(leaving.ask.resource):
+                leaving.resume(clock.now_ms())
+        now_ms = clock.now_ms()
+        for lease in [lease for lease in self.leases.values() if reached(lease.ask.resource)]:
+            # Soon: messages published meanwhile are lost, and the permit may have been released, adopted or shortened.
+            within = min(RECOVER_MS, max(0.0, min(lease.deadline_ms - now_ms, lease.ask.terms.lease_ms)) / 10)
+            due_ms = now_ms + random.uniform(0, within)
+            # Never later than scheduled: repeated reconnects would postpone the renewal for ever.
+            self.schedule.at(due_ms if lease.due_ms is None else min(due_ms, lease.due_ms), lease)
+
+    def stalled(self, now_ms: float) -> None:
+        """After the event loop was blocked: reports the leases that expired meanwhile, before anything else runs."""
+        for lease in list(self.leases.values()):
+            try:
+                lease.check_deadline(now_ms)
+            except Exception as error:  # noqa: BLE001  the other leases must be checked as well
+                self.schedule.failed(lease, error)
+
+    def keep(self, lease: Lease, now_ms: float) -> None:
+        """Starts to renew the lease."""
+        lease_ms = lease.ask.terms.lease_ms
+        self.leases[lease.ask.request] = lease
+        if lease_ms < PATIENCE_MS[1] * RENEWALS_A_LEASE:
+            self.connection.look_sooner(lease_ms / RENEWALS_A_LEASE)
+        # Most leases end before they need a renewal: the first one is scheduled a little later, for those still held.
+        due_ms = now_ms + step(min(lease_ms, lease.deadline_ms - now_ms))
+        if self.due_ms is None or due_ms < self.due_ms:
+            self.schedule.at(due_ms, self)
+
+    def on_due(self, now_ms: float) -> bool:
+        """Schedules the first renewals of the leases added since the last call; they are the last in `leases`."""
+        # Drawn here and not in the constructor, so that clients in forked processes renew at different moments.
+        self.phase_ms = self.phase_ms or random.uniform(0, TOGETHER_MS)
+        for lease in reversed(self.leases.values()):
+            if not lease.is_new:
+                break
+            try:
+                lease.begin_renewing(now_ms)
+            except Exception as error:  # noqa: BLE001  the other leases must be renewed as well
+                self.schedule.failed(lease, error)
+        return False
+
+    def shortest_ms(self) -> float:
+        """How soon, in ms, a half-open connection must be detected so that the shortest lease is renewed in time."""
+        kept_ms = min((lease.ask.terms.lease_ms for lease in self.leases.values()), default=math.inf)
+        leaving_ms = min((leaving.ask.terms.lease_ms for leaving in self.leaving), default=math.inf)
+        return min(kept_ms, leaving_ms) / RENEWALS_A_LEASE
+
+    def forget(self, lease: Lease) -> None:
+        """Stops renewing the lease."""
+        if lease.due_ms is not None:
+            self.schedule.drop(lease)
+        self.leases.pop(lease.ask.request, None)
+
+    def give_back(
+        self, lease: Lease, done: asyncio.Future[Released] | None = None, now_ms: float | None = None
+    ) -> None:
+        """Releases the permit of the lease; retries in the background until the lease has expired."""
+        now_ms = clock.now_ms() if now_ms is None else now_ms
+        until_ms = max(lease.deadline_ms, now_ms) + lease.ask.terms.lease_ms
+        PendingRelease(self, lease.ask, lease.fence, until_ms, lease.may_be_duplicated, done).start(now_ms)
+
+    def give_up(self, lease: Lease, now_ms: float) -> None:
+        """Releases this request's share of a permit that expired by the local clock; others on its ticket keep it."""
+        PendingRelease(self, lease.ask, None, now_ms + lease.ask.terms.lease_ms, lease.may_be_duplicated).start(now_ms)
+
+    def follow_up(self, resource: Resource, terms: Terms) -> None:
+        """Repeats a call that stopped at its batch limit, until no work is left."""
+
+        def go_on(reply: Reply) -> None:
+            if isinstance(reply, list) and reply[2]:
+                self.follow_up(resource, terms)
+
+        link = self.connection.endpoint_for(resource)
+        if link.ready:
+            link.send(resource, scripts.RELEASE, encoding.pack("", "", "", 0, 0, terms.idle_ttl_ms), go_on)
+
+    def check_idle(self) -> None:
+        """Wakes `drained` if no release is pending."""
+        if self._idle is not None and not self.leaving:
+            self._idle.set()
+
+    async def drained(self) -> None:
+        """Returns when no release is pending."""
+        self._idle = asyncio.Event()
+        while self.leaving:  # releases that start meanwhile are waited for too
+            self._idle.clear()
+            await self._idle.wait()

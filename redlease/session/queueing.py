@@ -1,0 +1,448 @@
+"""Pending acquire requests, and the queue places that a client keeps alive for them.
+
+A client has one place per resource, however many of its tasks wait there: one entry with one deadline on the server,
+which one heartbeat (`beat`) extends. A lapsed place is never revived; its waiters queue again from a place with a new
+epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+
+from redlease import clock
+from redlease.errors import RedleaseError
+from redlease.log import about
+from redlease.protocol import arguments, encoding, scripts
+from redlease.protocol.arguments import AcquireRequest
+from redlease.protocol.encoding import Resource
+from redlease.protocol.faults import ErrorReply
+from redlease.protocol.replies import Beaten, Granted, Message, Queued, Status
+from redlease.protocol.snapshots import LOOKS_AT_ONCE
+from redlease.transport.base import CLOSED, Reached, Reply, Transport, everything
+
+from . import refusals
+from .ids import RequestIds
+from .leases import LeaseKeeper, PendingRelease
+from .remembered import Remembered
+from .stuck import Stuck
+
+logger = logging.getLogger("redlease")
+
+BEATS_A_LEASE = 3
+# When a lease may have lapsed, every client with waiters calls the server; each delays its call by its queue position.
+STAGGER_MS, STAGGER_PLACES = 1.0, 200
+FENCE_AHEAD_MS = 1000.0  # how far the fence in a message may be ahead of the server's clock
+ROUNDING_MS = 2.0  # the server rounds to whole ms
+
+
+class PendingAcquire:
+    """One acquire request, until it is granted, refused or abandoned.
+
+    `future` gets the grant, valid until `deadline_ms` on the local clock, or None if the request may not wait and no
+    capacity was free. `claim`: the caller will not renew, so a queued grant is requested once more to fill its lease.
+    """
+
+    place: QueuePlace | None = None  # once it is queued
+    sequence: int | None = None
+    sent = False
+    may_be_duplicated = False  # whether a copy may still reach the server from a lost connection
+    deadline_ms = 0.0
+    task: asyncio.Task[object] | None = None  # the task that made the request
+    is_handed_over = False  # whether a message delivered the grant: its lease is the rest of the place's
+    due_ms: float | None = None
+    buffered_messages: tuple[Message, ...] = ()  # received between the grant and the start of its lease here
+    on_queued: Callable[[Queued], None] | None = None
+    on_lapsed: Callable[[], None] | None = None  # called when the place is gone, instead of queueing again
+    _asked_from = ""
+    _server_ahead_ms = 0.0  # upper bound: server clock minus local clock, at the time the request was queued
+
+    def __init__(
+        self, session: Session, ask: AcquireRequest, future: asyncio.Future[Granted | None], claim: bool
+    ) -> None:
+        self.session = session
+        self.ask = ask
+        self.future = future
+        self._claim = claim
+
+    def on_due(self, now_ms: float) -> bool:
+        """Sends the request, or repeats it: a repeated request gets its existing permit or place."""
+        session, ask = self.session, self.ask
+        resource = ask.resource
+        link = session.connection.endpoint_for(resource)
+        if self.future.done() or not link.ready:
+            return False
+        place = session.places.get(resource.state_key)
+        self._asked_from = asked_from = (session.name or session.take_name()) if place is None else place.name
+        self.sent = True
+        tail = arguments.acquire_tail(ask, asked_from, was_queued=self.place is not None)
+        link.send(resource, scripts.ACQUIRE, tail, partial(self._answered, now_ms, asked_from))
+        return True
+
+    def _answered(self, sent_ms: float, asked_from: str, reply: Reply) -> None:
+        if reply is None:
+            self.may_be_duplicated = True
+            self._again(0)  # another connection may serve the resource by now
+        elif self.future.done():
+            return
+        elif isinstance(reply, ErrorReply):
+            if reply.is_transient:
+                self._again(reply.retry_ms)
+            else:
+                self.future.set_exception(reply.error(self.ask.resource.name, self.ask.ticket))
+        else:
+            self._read(sent_ms, asked_from, reply[1], reply[2:])
+
+    def _read(self, sent_ms: float, asked_from: str, status: int, values: list[int]) -> None:
+        if status == Status.GRANTED:
+            granted = Granted(*values)
+            if granted.was_declared:
+                self.session.remembered.declared(self.ask, granted.was_declared)
+            self.deadline_ms = sent_ms + self.ask.terms.lease_ms - clock.SERVER_TICK_MS
+            self.future.set_result(granted)
+        elif status == Status.QUEUED:
+            self._queued(sent_ms, asked_from, Queued(*values))
+        elif status == Status.LAPSED:
+            self.session.lapsed(self.ask.resource, asked_from)
+            self._again(0)
+        elif status in (Status.BUSY, Status.FULL) and values[-1]:
+            if status == Status.FULL:  # where to continue the search for dead waiters
+                self.ask = self.ask._replace(arrival=-values[-1])
+            self._again(0)  # the call stopped at its batch limit, with entries left to check
+        elif status == Status.BUSY:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(refusals.refused(self.ask, status, values))
+
+    def _queued(self, sent_ms: float, asked_from: str, queued: Queued) -> None:
+        session = self.session
+        self._server_ahead_ms = queued.now_ms - sent_ms
+        if queued.was_declared:
+            session.remembered.declared(self.ask, queued.was_declared)
+        if queued.more:
+            session.keeper.follow_up(self.ask.resource, self.ask.terms)
+        if session.stuck.due_ms is None:
+            session.stuck.begin(sent_ms)
+        self.place = place = session.place_on(self.ask.resource)
+        place.waiters[self.ask.request] = self
+        if asked_from == place.name:
+            self.sequence = queued.sequence
+            place.queued(sent_ms, self.ask.terms.waiter_lease_ms, queued)
+        else:  # the place was renamed since, and only the new name is kept alive
+            self._again(0)
+        if self.on_queued is not None:
+            self.on_queued(queued)
+
+    def on_message(self, message: Message) -> None:
+        """Handles a message about this request, which has no outcome yet.
+
+        A grant can be trusted: it names the secret request id. If the message says that the request was removed or is
+        too heavy now, the next call asks the server to confirm it.
+        """
+        if message.kind == "g":
+            self._handed_over(Granted(*message.numbers))
+        else:
+            self._again(0)
+
+    def _handed_over(self, granted: Granted) -> None:
+        """Takes a grant from a message: its lease is the rest of the lease of the place that queued it."""
+        now_ms = clock.now_ms()
+        deadline_ms = None if self.place is None else self.place.confirmed_until_ms(self._asked_from)
+        if (
+            self._claim
+            or deadline_ms is None
+            or now_ms >= deadline_ms
+            or granted.fence > (now_ms + self._server_ahead_ms + FENCE_AHEAD_MS) * 1000
+        ):
+            self._again(0)
+        else:
+            self.deadline_ms, self.is_handed_over = deadline_ms, True
+            self.future.set_result(granted)
+
+    def _again(self, wait_ms: float) -> None:
+        self.session.keeper.schedule.at(clock.now_ms() + wait_ms, self)
+
+    def anew(self, now_ms: float) -> asyncio.Future[Granted | None]:
+        """Sends the request again: the granted lease ended before the waiting task resumed."""
+        self.session.check_open()
+        logger.warning(
+            "resource %r: ticket %r was granted, and its lease ended before its task went on; it asks again. "
+            "Something blocks the event loop, or the lease is too short for it",
+            *(self.ask.resource.name, self.ask.ticket),
+            extra=about(self.ask.resource.name, self.ask.ticket),
+        )
+        self.future = asyncio.get_running_loop().create_future()
+        self.sequence, self.is_handed_over, self.buffered_messages = None, False, ()
+        if not self.on_due(now_ms):
+            self.fail_if_refused()
+        return self.future
+
+    def resized(self, capacity: int) -> None:
+        """Fails the request if its weight can never fit into the new capacity."""
+        if self.ask.weight > capacity:
+            self.fail(refusals.weight_never_fits(self.ask, capacity))
+
+    def fail(self, error: Exception) -> None:
+        """Ends the request with an error, unless it has an outcome."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def fail_if_refused(self) -> None:
+        """Fails the request if the server refuses this client; otherwise it is sent after the next connect."""
+        refusal = self.session.connection.endpoint_for(self.ask.resource).refusal
+        if refusal is not None:
+            self.fail(refusal)
+
+    def time_out(self, timeout_ms: float) -> None:
+        """Fails the request because its `timeout` is over."""
+        resource, connection = self.ask.resource, self.session.connection
+        if self.sequence is None or not connection.endpoint_for(resource).ready:
+            self.fail(connection.unavailable(resource, self.ask.ticket, timeout_ms))
+        else:
+            self.fail(refusals.timed_out(self.ask, timeout_ms))
+
+
+class QueuePlace:
+    """This client's place in the queue of one resource, from the first request that it queued there.
+
+    Places on several resources may share a name; a name whose place may have lapsed is never used again.
+    """
+
+    deadline_ms: float | None = None  # None: the server has not confirmed it
+    due_ms: float | None = None
+    _beating = False
+
+    def __init__(self, session: Session, resource: Resource) -> None:
+        self.session = session
+        self.resource = resource
+        self.name = session.name
+        self.waiters: dict[str, PendingAcquire] = {}
+
+    def _first(self) -> PendingAcquire | None:
+        queued = (waiting for waiting in self.waiters.values() if waiting.sequence is not None)
+        return min(queued, key=lambda waiting: waiting.sequence or 0, default=None)
+
+    def confirmed_until_ms(self, name: str) -> float | None:
+        """Returns the local time until which the server keeps the place of that name; None if not known."""
+        return self.deadline_ms if name == self.name else None
+
+    def queued(self, sent_ms: float, lease_ms: int, queued: Queued) -> None:
+        """Records that the server queued a waiter and keeps the place for at least `lease_ms`."""
+        due_ms = self._confirm(sent_ms, lease_ms, queued.ahead, queued.soonest_ms)
+        if self.due_ms is None or due_ms < self.due_ms:
+            self.session.keeper.schedule.at(due_ms, self)
+
+    def _confirm(self, sent_ms: float, lease_ms: int, ahead: int, soonest_ms: int) -> float:
+        """Records that the server extended the place; returns when to call next."""
+        self.deadline_ms = max(self.deadline_ms or 0.0, sent_ms + lease_ms - clock.SERVER_TICK_MS)
+        due_ms = sent_ms + lease_ms / BEATS_A_LEASE
+        if soonest_ms >= 0:
+            stagger_ms = STAGGER_MS * min(ahead, STAGGER_PLACES)
+            due_ms = min(due_ms, clock.now_ms() + soonest_ms + ROUNDING_MS + stagger_ms)
+        return due_ms
+
+    def on_due(self, now_ms: float) -> bool:
+        """Sends a heartbeat, or finds that the place has lapsed."""
+        if self.deadline_ms is None:
+            return False
+        if now_ms >= self.deadline_ms:
+            self.lapsed(self.name)
+            return False
+        # A place without waiters is kept until it lapses, so that a request made meanwhile can use it.
+        first = self._first()
+        if first is None:
+            self.session.keeper.schedule.at(self.deadline_ms, self)
+            return False
+        self.session.keeper.schedule.at(self.deadline_ms, self)  # until a reply sets a later time
+        link = self.session.connection.endpoint_for(self.resource)
+        if self._beating or not link.ready:
+            return False
+        lease_ms = max(waiting.ask.terms.waiter_lease_ms for waiting in self.waiters.values())
+        tail = encoding.pack(self.name, lease_ms, first.ask.ticket, first.ask.terms.idle_ttl_ms)
+        link.send(self.resource, scripts.BEAT, tail, partial(self._beaten, now_ms, self.name, lease_ms, first))
+        self._beating = True
+        return True
+
+    def _beaten(self, sent_ms: float, name: str, lease_ms: int, first: PendingAcquire, reply: Reply) -> None:
+        self._beating = False
+        schedule = self.session.keeper.schedule
+        if name != self.name:
+            return
+        if reply is None:  # another connection may serve the resource by now
+            schedule.at(clock.now_ms(), self)
+        elif isinstance(reply, ErrorReply):
+            schedule.at(clock.now_ms() + reply.retry_ms, self)
+        elif reply[1] == Status.LAPSED:
+            self.lapsed(name)
+        elif reply[1] == Status.GRANTED:
+            schedule.at(self._confirm(sent_ms, lease_ms, 0, -1), self)
+            self._missed(first)
+        else:
+            beaten = Beaten(*reply[2:])
+            schedule.at(self._confirm(sent_ms, lease_ms, beaten.ahead, beaten.soonest_ms), self)
+            if beaten.more:
+                self.session.keeper.follow_up(self.resource, first.ask.terms)
+            for waiting in list(self.waiters.values()):
+                waiting.resized(beaten.capacity)
+
+    def _missed(self, first: PendingAcquire) -> None:
+        """Repeats the first request, which left the queue without a message, and sends the next heartbeat at once."""
+        now_ms = clock.now_ms()
+        if first.ask.request in self.waiters:
+            first.sequence = None
+            self.session.keeper.schedule.at(now_ms, first)
+        if self._first() is not None:
+            self.session.keeper.schedule.at(now_ms, self)
+
+    def lapsed(self, name: str) -> None:
+        """Handles the loss of the place of that name: its waiters queue again, in their former order."""
+        if name != self.name:
+            return
+        self.name = self.session.take_name()
+        self.deadline_ms = None
+        self.session.keeper.schedule.drop(self)
+        if not self.waiters:
+            self.session.forget(self)
+            return
+        name = self.resource.name
+        logger.warning("resource %r: the place in the queue lapsed; queueing anew", name, extra=about(name))
+        now_ms = clock.now_ms()
+        for waiting in sorted(self.waiters.values(), key=lambda waiting: waiting.sequence or 2**62):
+            waiting.sequence = None
+            if waiting.on_lapsed is None:
+                self.session.keeper.schedule.at(now_ms, waiting)
+            else:
+                waiting.on_lapsed()
+
+
+class Session:
+    """All acquire requests of a client, and its queue places."""
+
+    def __init__(self, keeper: LeaseKeeper) -> None:
+        self.keeper = keeper
+        self.connection: Transport = keeper.connection
+        self.places: dict[bytes, QueuePlace] = {}
+        self.pending: dict[str, PendingAcquire] = {}
+        self.ids, self.hold_ids = RequestIds(self.connection), RequestIds(self.connection, "h")
+        self._epochs = count(1)
+        self.name = ""  # of every new place; made with the first request, because the channel is known only then
+        self.remembered = Remembered()
+        self.watchers: set[asyncio.Event] = set()
+        self.looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+        # By request id: callbacks for messages about permits that are kept without a hold.
+        self.listeners: dict[str, Callable[[Message], None]] = {}
+        self.closed = False
+        self.stuck = Stuck(keeper, self.pending)
+
+    def new_name(self) -> str:
+        """Returns a place name that was never used before."""
+        return f"{self.connection.channel}|{next(self._epochs)}"
+
+    def take_name(self) -> str:
+        """Gives new places a name that was never used before, and returns it."""
+        self.name = self.new_name()
+        return self.name
+
+    def enter(self, ask: AcquireRequest, *, claim: bool) -> PendingAcquire:
+        """Starts a request; the `future` of the returned object gets its outcome."""
+        self.check_open()
+        future: asyncio.Future[Granted | None] = self.connection.start().create_future()
+        waiting = PendingAcquire(self, ask, future, claim)
+        waiting.task = asyncio.current_task()
+        self.pending[ask.request] = waiting
+        if not waiting.on_due(clock.now_ms()):
+            waiting.fail_if_refused()
+        return waiting
+
+    def leave(self, waiting: PendingAcquire) -> None:
+        """Forgets a request that has an outcome."""
+        request, place = waiting.ask.request, waiting.place
+        self.pending.pop(request, None)
+        if waiting.due_ms is not None:
+            self.keeper.schedule.drop(waiting)
+        if place is not None:
+            place.waiters.pop(request, None)
+            if not place.waiters and place.deadline_ms is None:
+                self.forget(place)
+
+    def place_on(self, resource: Resource) -> QueuePlace:
+        """Returns this client's place on a resource; makes one if there is none."""
+        place = self.places.get(resource.state_key)
+        if place is None:
+            place = self.places[resource.state_key] = QueuePlace(self, resource)
+        return place
+
+    def lapsed(self, resource: Resource, name: str) -> None:
+        """Handles a reply that says that the place of that name is gone."""
+        place = self.places.get(resource.state_key)
+        if place is not None:
+            place.lapsed(name)
+        elif name == self.name:
+            self.take_name()
+
+    def forget(self, place: QueuePlace) -> None:
+        """Drops a place that has no waiters and that the server no longer has."""
+        self.keeper.schedule.drop(place)
+        if self.places.get(place.resource.state_key) is place:
+            del self.places[place.resource.state_key]
+
+    def give_up(self, waiting: PendingAcquire) -> None:
+        """Abandons a request and releases, in the background, what it has or may still be granted. Never waits."""
+        self.leave(waiting)
+        if not waiting.future.done():
+            waiting.future.cancel()
+        elif not waiting.future.cancelled():
+            waiting.future.exception()  # marks it as retrieved, so that asyncio does not log it
+        if waiting.sent:
+            PendingRelease(self.keeper, waiting.ask, None, math.inf, waiting.may_be_duplicated).start(clock.now_ms())
+
+    def on_ready(self, reached: Reached = everything) -> None:
+        """After a reconnect or a refusal: sends requests that are not queued, and a heartbeat for each place."""
+        for event in self.watchers:
+            event.set()
+        schedule, now_ms = self.keeper.schedule, clock.now_ms()
+        for waiting in [waiting for waiting in self.pending.values() if reached(waiting.ask.resource)]:
+            waiting.fail_if_refused()
+            if waiting.sequence is None:
+                schedule.at(now_ms, waiting)
+        for place in self.places.values():
+            if place.deadline_ms is not None and reached(place.resource):
+                schedule.at(now_ms, place)
+
+    def on_message(self, message: Message) -> None:
+        """Passes a message to the requests that it is about."""
+        if message.kind in ("c", "l"):
+            self._about_all(message.about.encode(), message)
+            return
+        waiting, listener = self.pending.get(message.about), self.listeners.get(message.about)
+        if waiting is not None and not waiting.future.done():
+            waiting.on_message(message)
+            return
+        if waiting is not None:
+            waiting.buffered_messages += (message,)
+        if listener is not None:
+            listener(message)
+
+    def _about_all(self, state_key: bytes, message: Message) -> None:
+        place, now_ms = self.places.get(state_key), clock.now_ms()
+        if place is not None:
+            self.keeper.schedule.at(now_ms, place)
+        if message.kind == "c":  # may overtake the reply that queued a request; that request is sent again
+            for waiting in self.pending.values():
+                if waiting.sequence is None and waiting.ask.resource.state_key == state_key:
+                    self.keeper.schedule.at(now_ms, waiting)
+
+    def check_open(self) -> None:
+        """Raises if the client is closed or closing: nothing would renew or release a permit granted now."""
+        if self.closed:
+            raise RedleaseError(CLOSED)
+
+    def close(self, error: Callable[[str, str], RedleaseError]) -> None:
+        """Ends every request with an error, and refuses new ones."""
+        self.closed = True
+        for waiting in list(self.pending.values()):
+            waiting.fail(error(waiting.ask.resource.name, waiting.ask.ticket))

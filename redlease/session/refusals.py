@@ -1,0 +1,51 @@
+"""The errors of requests that are not granted; each says what to do next."""
+
+from __future__ import annotations
+
+from redlease.errors import AcquireTimeout, QueueFull, Withdrawn
+from redlease.protocol.arguments import AcquireRequest
+from redlease.protocol.replies import Status
+
+
+def refused(ask: AcquireRequest, status: int, values: list[int]) -> Exception:
+    """Returns the error for a request that the server refused."""
+    name, ticket = ask.resource.name, ask.ticket
+    if status == Status.FULL:
+        message = (
+            f"resource {name!r}: {values[0]} requests wait already and max_waiters is {ask.terms.max_waiters}; "
+            "this one was not queued. Try again later"
+        )
+        return QueueFull(message, resource=name, ticket=ticket)
+    if status == Status.MISFIT:
+        return weight_never_fits(ask, values[0])
+    if status == Status.OTHER_WEIGHT:
+        return ValueError(
+            f"resource {name!r}: ticket {ticket!r} is known with weight {values[0]}, not {ask.weight}. "
+            "Ask with the same weight, or release it first"
+        )
+    message = f"resource {name!r}: ticket {ticket!r} was taken out of the queue by its ticket. Ask again to queue anew"
+    return Withdrawn(message, resource=name, ticket=ticket)
+
+
+def weight_never_fits(ask: AcquireRequest, capacity: int) -> ValueError:
+    """Returns the error for a weight above the capacity."""
+    return ValueError(
+        f"resource {ask.resource.name!r}: weight {ask.weight} can never fit, the capacity is {capacity} "
+        f"(ticket {ask.ticket!r})"
+    )
+
+
+def timed_out(ask: AcquireRequest, timeout_ms: float) -> AcquireTimeout:
+    """Returns the error for a queued request that was not granted within its timeout."""
+    name = ask.resource.name
+    message = (
+        f"resource {name!r}: no permit within {timeout_ms / 1000:g} s: others hold it or are ahead in the queue; "
+        "`inspect()` shows them. The request is out of the queue"
+    )
+    return AcquireTimeout(message, resource=name, ticket=ask.ticket)
+
+
+def not_queued(name: str, ticket: str | None) -> AcquireTimeout:
+    """Returns the error for a request that may not wait and found no free capacity."""
+    message = f"resource {name!r}: no permit without waiting, and timeout is 0. The request was not queued"
+    return AcquireTimeout(message, resource=name, ticket=ticket)

@@ -1,0 +1,304 @@
+"""The operations of the protocol as typed calls, which return the server's replies as named tuples.
+
+The primitives use it, and so do packages that manage permits for others, such as the Temporal adapter; it is the only
+internal module that those import. It is not a public interface: it may change without notice.
+
+Times are milliseconds; in fields that end in `_at_ms`, of the server's clock. `limit_ms` bounds a call, by default to
+the client's `call_timeout`; None means no limit. A call that takes longer raises `Unavailable`. A call that the server
+refuses raises `RedleaseError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from . import clock
+from .hold import lease_lost, lease_of
+from .models import Snapshot
+from .protocol import scripts
+from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
+from .protocol.encoding import Resource
+from .protocol.replies import Granted, Message, Queued, Status
+from .protocol.scripts import Script, read_lua
+from .protocol.snapshots import LOSSES_MOST, Reading
+from .session.leases import PendingRelease, Released
+from .session.queueing import Session
+from .transport.base import USUAL
+
+__all__ = [
+    "GONE",
+    "AcquireRequest",
+    "Adopted",
+    "Freed",
+    "Granted",
+    "Message",
+    "Occupancy",
+    "Queued",
+    "Released",
+    "Renewed",
+    "Resource",
+    "Script",
+    "Status",
+    "Terms",
+    "Tickets",
+    "label",
+    "lease_lost",
+    "lease_of",
+    "pack_terms",
+    "read_lua",
+]
+
+GONE = "it lapsed, was released, or somebody else adopted it"
+
+
+class Renewed(NamedTuple):
+    """A renewed permit. `expires_at_ms`: 0 if it is no longer held; `waiting`: requests in the queue."""
+
+    expires_at_ms: int
+    capacity: int
+    waiting: int
+
+
+class Adopted(NamedTuple):
+    """An adopted permit. `sent_ms`: when the call was sent, by the local clock."""
+
+    fence: int
+    granted_at_ms: int
+    expires_at_ms: int
+    weight: int
+    capacity: int
+    sent_ms: float
+
+
+class Freed(NamedTuple):
+    """Whether the ticket was held or queued until now, and whether the call stopped at its batch limit."""
+
+    released: bool
+    more: bool
+
+
+class Occupancy(NamedTuple):
+    """A resource in numbers. `capacity`: 0 where nobody has used it yet; `in_use`: the weights of all holders."""
+
+    capacity: int
+    in_use: int
+    waiting: int
+
+
+class Tickets:
+    """Operations on tickets.
+
+    Args:
+        session: The session of the client.
+        prefix: The prefix of the client's keys.
+    """
+
+    def __init__(self, session: Session, prefix: str) -> None:
+        self.session = session
+        self._connection = session.connection
+        self._prefix = prefix
+
+    def resource(self, name: str) -> Resource:
+        """Returns the resource of that name; raises ValueError if the name is not valid."""
+        return Resource(self._prefix, name)
+
+    # Requests
+
+    async def queue(
+        self, ask: AcquireRequest, *, on_queued: Callable[[Queued], None], on_lapsed: Callable[[], Exception]
+    ) -> Granted | None:
+        """Waits for the grant, and returns it with a full lease; None if it may not wait and no capacity was free.
+
+        If the queue place lapses, the request is not queued again: the error that `on_lapsed` makes is raised. If the
+        call is cancelled, what was granted stays on the server.
+        """
+        waiting = self.session.enter(ask, claim=True)
+
+        def queued(told: Queued) -> None:
+            waiting.ask = waiting.ask._replace(arrival=told.sequence)
+            on_queued(told)
+
+        waiting.on_queued = queued
+        waiting.on_lapsed = lambda: waiting.fail(on_lapsed())
+        try:
+            granted = await waiting.future
+            while granted is not None and (now_ms := clock.now_ms()) >= waiting.deadline_ms:
+                granted = await waiting.anew(now_ms)
+        finally:
+            self.session.leave(waiting)
+            waiting.future.cancel()
+        return granted
+
+    async def try_acquire(
+        self,
+        resource: Resource,
+        ticket: str,
+        request: str,
+        *,
+        lease_ms: int,
+        capacity: int,
+        idle_ttl_ms: int,
+        label: str,
+    ) -> Granted | Status:
+        """Acquires a permit of weight 1 without queueing; returns the status if it was not granted."""
+        terms = (self.session.new_name(), 0, 1, lease_ms, capacity, 0, -1, idle_ttl_ms, label)
+        while True:
+            answer = await self._connection.call(resource, scripts.ACQUIRE, ticket, request, *terms, ticket=ticket)
+            status, *values = answer.values
+            if status == Status.GRANTED:
+                return Granted(*values)
+            if status != Status.BUSY or not values[-1]:  # else it stopped at its batch limit of expired tickets
+                return Status(status)
+
+    # Permits
+
+    async def renew(
+        self,
+        resource: Resource,
+        ticket: str,
+        fence: int,
+        lease_ms: int,
+        *,
+        idle_ttl_ms: int,
+        shorten: bool = False,
+        limit_ms: float | None = USUAL,
+    ) -> Renewed:
+        """Renews a permit. `shorten`: its lease may end earlier than before, which notifies its holder."""
+        answer = await self._connection.call(
+            *(resource, scripts.RENEW, ticket, fence, lease_ms, "told" if shorten else 0, idle_ttl_ms),
+            limit_ms=limit_ms,
+            ticket=ticket,
+            lease_ms=lease_ms,
+        )
+        return Renewed(*answer.values)
+
+    async def adopt(
+        self,
+        resource: Resource,
+        ticket: str,
+        fence: int,
+        request: str,
+        lease_ms: int,
+        *,
+        label: str,
+        idle_ttl_ms: int,
+        refence: bool = True,
+        limit_ms: float | None = USUAL,
+    ) -> Adopted | None:
+        """Takes over a permit, with `refence` under a new fence; None if it is no longer held under its fence."""
+        answer = await self._connection.call(
+            *(resource, scripts.ADOPT, ticket, fence, request, self.session.new_name()),
+            *(lease_ms, int(refence), idle_ttl_ms, label),
+            limit_ms=limit_ms,
+            ticket=ticket,
+            lease_ms=lease_ms,
+        )
+        values = answer.values
+        return Adopted._make([*values, answer.sent_ms]) if values[0] else None
+
+    async def check(self, resource: Resource, ticket: str, fence: int, *, limit_ms: float | None = USUAL) -> bool:
+        """Returns True if a permit is held now, under its fence."""
+        answer = await self._connection.call(resource, scripts.CHECK, ticket, fence, limit_ms=limit_ms, ticket=ticket)
+        return bool(answer.values[0])
+
+    async def free(
+        self,
+        resource: Resource,
+        ticket: str,
+        fence: int | Literal[""],
+        *,
+        idle_ttl_ms: int,
+        tombstone_ms: int = 0,
+        notify: bool = False,
+    ) -> Freed:
+        """Removes a ticket: as holder under its fence or, without a fence, also as waiter.
+
+        `tombstone_ms`: how long late copies of its requests grant nothing; `notify`: notifies its client.
+        """
+        answer = await self._connection.call(
+            *(resource, scripts.RELEASE, ticket, "", fence, tombstone_ms, int(notify), idle_ttl_ms), ticket=ticket
+        )
+        return Freed(*map(bool, answer.values))
+
+    async def give_back(
+        self, ask: AcquireRequest, fence: int | None, *, lasts_ms: float, may_be_duplicated: bool, patience_ms: float
+    ) -> Released:
+        """Releases what a request has; after `patience_ms` in the background, for `lasts_ms` at most.
+
+        `fence`: None releases whatever the request has; `may_be_duplicated`: late copies of it may still arrive.
+        Returns whether it was held until now, the server's refusal, or None if neither is known within `patience_ms`.
+        """
+        future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
+        self._connection.start()
+        now_ms = clock.now_ms()
+        leaving = PendingRelease(self.session.keeper, ask, fence, now_ms + lasts_ms, may_be_duplicated, future)
+        leaving.patience_ms = patience_ms
+        leaving.start(now_ms)
+        return await future
+
+    # The resource as a whole
+
+    async def inspect(self, resource: Resource, *, declared: int, limit: int) -> Snapshot:
+        """The resource with at most `limit` holders and as many waiters, read in pages where one would be too large.
+
+        `declared`: the capacity to show of a resource that nobody has used yet.
+        """
+        reading = Reading(resource.name, declared, limit)
+        while (args := reading.args) is not None:
+            reading.add(await self._page(resource, args))
+        return reading.snapshot()
+
+    async def _page(self, resource: Resource, args: tuple[int | str, ...]) -> list[Any]:
+        limit_ms = self._connection.limit_ms
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                await self.session.looks.acquire()
+        except TimeoutError:
+            raise self._connection.unavailable(resource, None, limit_ms) from None
+        try:
+            answer = await self._connection.call(resource, scripts.INSPECT, *args, losses_most=LOSSES_MOST)
+        finally:
+            self.session.looks.release()
+        return answer.values
+
+    async def occupancy(self, resource: Resource) -> Occupancy:
+        """How much of the resource is in use, and how many requests wait."""
+        answer = await self._connection.call(resource, scripts.INSPECT, 0, 0, 1, "", "", "")
+        return Occupancy(*answer.values[2:5])
+
+    async def resize(self, resource: Resource, capacity: int, *, idle_ttl_ms: int) -> bool:
+        """Sets the capacity; returns whether there is more to do than one call may."""
+        answer = await self._connection.call(resource, scripts.RESIZE, capacity, idle_ttl_ms)
+        return bool(answer.values[0])
+
+    # Messages
+
+    def listen(self, request: str, told: Callable[[Message], None]) -> None:
+        """Calls `told` with each message about a request that this client does not wait for or renew."""
+        self.session.listeners[request] = told
+
+    def unlisten(self, request: str, told: Callable[[Message], None]) -> None:
+        """Ends `listen`, unless another callback has replaced this one."""
+        if self.session.listeners.get(request) == told:
+            del self.session.listeners[request]
+
+    def on_reconnect(self, event: asyncio.Event) -> None:
+        """Sets the event after each reconnect."""
+        self.session.watchers.add(event)
+
+    async def subscribe(self, channel: str, told: Callable[[bytes], None]) -> None:
+        """Calls `told` with each payload published to a channel."""
+        await self._connection.subscribe(channel, told)
+
+    # Scripts of other packages
+
+    def connect(self, *more: Script) -> None:
+        """Starts to connect, and loads these scripts of another package with the client's own."""
+        self._connection.load_too(more)
+        self._connection.start()
+
+    async def run(self, keys: Resource, script: Script, *args: str | int, limit_ms: float | None = USUAL) -> list[Any]:
+        """Calls a script of another package on its own keys; returns its reply without the tag."""
+        return (await self._connection.call(keys, script, *args, limit_ms=limit_ms)).values

@@ -1,0 +1,227 @@
+"""The interface to the servers that a single connection and a cluster share."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from redlease import clock
+from redlease.errors import RedleaseError, Unavailable
+from redlease.protocol import encoding
+from redlease.protocol.encoding import Resource
+from redlease.protocol.faults import ErrorReply
+from redlease.protocol.scripts import Script
+
+# None: the connection was lost, and it is unknown whether the server executed the call.
+Reply = list[Any] | ErrorReply | None
+T = TypeVar("T")
+OnReply = Callable[[Reply], None]
+Reached = Callable[[Resource], bool]
+
+# How long a call may stay unanswered before the connection counts as half-open, at least and at most; within that, the
+# shortest lease decides.
+PATIENCE_MS = (250.0, 3000.0)
+CLOSED = "this client is closed: make a new one"
+LIMIT_MS = 5000.0  # the default time limit of calls without a timeout of their own
+USUAL = -1.0  # as a `limit_ms`: the client's default
+
+
+def backed_off(first: float, times: int, most: float) -> float:
+    """Returns the pause after `times` failures: it doubles each time, up to `most`."""
+    return min(most, first * 2.0 ** min(times, 10))  # bounds the power, which could overflow a float
+
+
+def settles(future: asyncio.Future[T]) -> Callable[[T], None]:
+    """Returns a callback that sets the future's result, unless the future is done."""
+    return lambda result: None if future.done() else future.set_result(result)
+
+
+def everything(_: Resource) -> bool:
+    """The `Reached` of a transport on which all resources can be called."""
+    return True
+
+
+class Answer(NamedTuple):
+    """The reply to a call, without its tag, and the local time at which the call was sent."""
+
+    sent_ms: float
+    values: list[Any]
+
+
+class Endpoint(Protocol):
+    """The connection that serves a resource now, ready or not."""
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def refusal(self) -> RedleaseError | None: ...
+    def send(self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply) -> None: ...
+
+
+class Transport(ABC):
+    """One connection, or one for each master of a cluster.
+
+    Attributes:
+        ready: Whether a server can be called.
+        client_id: A random id of this client; made, like `channel`, when the client is first used.
+        channel: The channel of this client, as the names of its queue places contain it.
+        scripts: The scripts that are loaded on every connect.
+        trouble: Why a server could not be reached.
+        limit_ms: The default time limit of a call.
+    """
+
+    ready: bool
+    client_id: str
+    channel: str
+    scripts: tuple[Script, ...]
+    trouble: str
+    limit_ms = LIMIT_MS
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = 0
+        self._closed = False
+
+    # Calls
+
+    @abstractmethod
+    def endpoint_for(self, resource: Resource) -> Endpoint:
+        """Returns what serves the resource now; to be called again before every call."""
+
+    @abstractmethod
+    async def until_ready(self, resource: Resource | None = None) -> None:
+        """Waits until the resource's server can be called; raises if the server refuses (a wrong password, ...)."""
+
+    async def call(
+        self,
+        *command: Any,
+        limit_ms: float | None = USUAL,
+        ticket: str | None = None,
+        lease_ms: float = math.inf,
+        losses_most: float = math.inf,
+    ) -> Answer:
+        """Calls an idempotent script, and repeats it after a lost connection: `call(resource, script, *args)`.
+
+        `lease_ms`: the lease that the call grants. If it is over when the reply is read, the call is repeated.
+
+        Raises:
+            Unavailable: No reply within `limit_ms` (None: no limit), or more than `losses_most` connections were lost
+                during the call.
+            RedleaseError: The server refused.
+        """
+        resource, script, *args = command
+        tail = encoding.pack(*args)
+        limit_ms = self.limit_ms if limit_ms == USUAL else limit_ms
+        losses = 0
+        try:
+            async with asyncio.timeout(None if limit_ms is None else limit_ms / 1000):
+                while True:
+                    await self.until_ready(resource)
+                    sent_ms = clock.now_ms()
+                    reply = await self._ask(resource, script, tail)
+                    if isinstance(reply, ErrorReply):
+                        if not reply.is_transient:
+                            raise reply.error(resource.name, ticket)
+                        await asyncio.sleep(reply.retry_ms / 1000)
+                    elif reply is not None and (lease_ms == math.inf or clock.now_ms() < sent_ms + lease_ms):
+                        return Answer(sent_ms, reply[1:])
+                    elif (losses := losses + 1) > losses_most:
+                        raise TimeoutError
+        except TimeoutError:
+            raise self.unavailable(resource, ticket, limit_ms) from None
+
+    async def _ask(self, resource: Resource, script: Script, tail: bytes) -> Reply:
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.endpoint_for(resource).send(resource, script, tail, settles(future))
+        return await future
+
+    def unavailable(self, resource: Resource, ticket: str | None, within_ms: float | None) -> Unavailable:
+        """Returns the error for a server that was not reached in time."""
+        why = "it has not answered" if self.endpoint_for(resource).ready else self.trouble
+        in_time = "in time" if within_ms is None else f"within {within_ms / 1000:g} s"
+        return Unavailable(
+            f"resource {resource.name!r}: the Redis server was not reached {in_time} ({why}). The outcome is unknown; "
+            "what an acquire may have taken is given back in the background. It is safe to try again, with the same "
+            "ticket",
+            resource=resource.name,
+            ticket=ticket,
+        )
+
+    # Patience
+
+    @abstractmethod
+    def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
+        """Sets the function that returns how soon, in ms, a half-open connection must be detected."""
+
+    @abstractmethod
+    def look_sooner(self, wait_ms: float) -> None:
+        """Checks connections sooner, since a lease is kept that must be renewed within `wait_ms`."""
+
+    # Messages
+
+    @abstractmethod
+    async def subscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
+        """Subscribes to a channel, now and after every reconnect."""
+
+    @abstractmethod
+    def unsubscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
+        """Ends one `subscribe`."""
+
+    # Life
+
+    @property
+    @abstractmethod
+    def refusal(self) -> RedleaseError | None:
+        """The error if the servers were reached and refused this client; None otherwise."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Closes every connection, in bounded time."""
+
+    @abstractmethod
+    def _take_channel(self) -> None:
+        """Sets the channel that belongs to `client_id`."""
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """Connects, and reconnects after every loss."""
+
+    def start(self) -> asyncio.AbstractEventLoop:
+        """Starts to connect, if it has not started; returns the event loop of this client."""
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise RedleaseError(CLOSED)
+        if self._loop is None:
+            self._loop, self._process = loop, os.getpid()
+            # Not in the constructor: after a fork, each process needs an id of its own.
+            self.client_id = secrets.token_hex(8)
+            self._take_channel()
+            self._task = asyncio.create_task(self._run(), name=f"redlease {type(self).__name__.lower()}")
+        elif self._loop is not loop or self._process != os.getpid():
+            raise RedleaseError("this client belongs to another event loop or process: make one for each")
+        return loop
+
+    def load_too(self, more: Iterable[Script]) -> None:
+        """Adds scripts that are loaded on every connect."""
+        self.scripts = (*self.scripts, *(script for script in more if script not in self.scripts))
+
+    @property
+    def at_home(self) -> bool:
+        """Whether the current event loop and process are those it was started in; true if it was not started."""
+        return self._loop is None or (self._loop is asyncio.get_running_loop() and self._process == os.getpid())
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether its event loop is closed, or this is a forked child of its process."""
+        return self._loop is not None and (self._process != os.getpid() or self._loop.is_closed())
+
+    @property
+    def started(self) -> bool:
+        """Whether it has started to connect."""
+        return self._task is not None

@@ -1,0 +1,154 @@
+"""What users see of the objects: their names, what they print, what they log, and what importing them costs."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError, create_model
+
+import redlease
+from redlease import Permit, Redlease
+from redlease.testing import fake_client
+
+from helpers import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from conftest import MakeClient, OwnServer
+
+HOLD = {"check", "detach", "fence", "lost", "permit", "release", "remaining", "resource", "ticket", "wait_lost"}
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Redlease]:
+    """A client without a server."""
+    async with fake_client(prefix="p", owner="svc") as client:
+        yield client
+
+
+async def test_the_names_of_a_hold(client: Redlease) -> None:
+    """A hold shows what is documented and nothing else; a request for one shows nothing but how it is begun."""
+    request = client.lock("r").hold(ticket="t")
+    assert not {name for name in dir(request) if not name.startswith("_")}
+    async with request as hold:
+        assert {name for name in dir(hold) if not name.startswith("_")} == HOLD
+        assert (hold.resource, hold.ticket, hold.fence) == ("r", "t", hold.permit.fence)
+        with pytest.raises(AttributeError):
+            hold.fence = 7  # type: ignore[misc]
+
+
+async def test_holds_tell_of_themselves(client: Redlease) -> None:
+    """What is printed of a hold says what it is of and how it stands."""
+    lock = client.lock("r")
+    request = lock.hold(ticket="t", on_lost="signal")
+    assert repr(request) == "<hold() of 'r', neither awaited nor entered yet>"
+    hold = await request
+    assert repr(request) == "<hold() of 'r', awaited>"
+    assert repr(hold).startswith(f"<Hold of 'r': ticket 't', fence {hold.fence}, ")
+    assert repr(hold).endswith(" s left>")
+    await lock.release("t")
+    await hold.wait_lost()
+    assert repr(hold).endswith(", lost>")
+    async with (request := lock.hold()) as other:
+        assert repr(request) == "<hold() of 'r', entered>"
+    assert repr(other).endswith(", given up>")
+
+
+async def test_a_client_tells_of_itself_and_no_secret() -> None:
+    """Its prefix, its owner and how it stands, for every kind of client; no password, wherever that stood."""
+    for url in ("redis://u:geheim@h/0", "redis+cluster://u:geheim@h:1", "redis+sentinel://u:geheim@h:1/mymaster"):
+        shown = repr(Redlease.from_url(url, owner="svc", prefix="p"))
+        assert shown == "<Redlease prefix='p' owner='svc', not connected>"
+    client = fake_client(prefix="p", owner="svc")
+    async with client:
+        assert repr(client) == "<Redlease prefix='p' owner='svc', connected>"
+    assert repr(client) == "<Redlease prefix='p' owner='svc', closed>"
+
+
+def test_the_version_is_one() -> None:
+    """The package and the wheel name the same."""
+    assert redlease.__version__ == version("redlease")
+
+
+def test_importing_the_package_loads_little() -> None:
+    """Redis-py is loaded with the client, and pydantic by nobody but those who use it, for whom it reads permits."""
+    script = (
+        "import sys, redlease; from redlease import LeaseLost\n"
+        "print([name for name in ('pydantic', 'redis') if name in sys.modules])\n"
+        "from redlease import Redlease, Permit, Duration, OnLost, HoldRequest\n"
+        "print([name for name in ('pydantic', 'redis') if name in sys.modules])\n"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n['redis']\n"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"fence": "7"}, {"fence": -1}, {"lease_ms": "x"}, {"lease_ms": 1.5}, {"weight": "1"}, {"ticket": 3}]
+)
+async def test_a_permit_that_is_none_is_refused_where_it_is_used(client: Redlease, wrong: dict[str, Any]) -> None:
+    """Neither json nor a dataclass looks at the types of its fields, so each use of a permit does."""
+    lock = client.lock("r")
+    permit = await lock.acquire()
+    bad = replace(permit, **wrong)
+    for use in (lock.renew, lock.release, lock.check, lock.adopt):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            await use(bad)
+    assert await lock.release(permit)
+
+
+def test_pydantic_reads_permits() -> None:
+    """It makes one of what is right, with its coercions, in a model too, and refuses what is wrong."""
+    said = {"resource": "r", "ticket": "t", "fence": "7", "weight": 1, "capacity": 1}
+    said |= {"lease_ms": 1000, "granted_at_ms": 0, "expires_at_ms": 1000}
+    permit = TypeAdapter(Permit).validate_python(said)
+    assert permit == Permit("r", "t", 7, 1, 1, 1000, 0, 1000, "", {})
+    model = create_model("Model", permit=Permit)
+    assert model.model_validate_json(model(permit=permit).model_dump_json()) == model(permit=permit)
+    with pytest.raises(ValidationError, match="fence"):
+        TypeAdapter(Permit).validate_python(said | {"fence": "x"})
+
+
+def test_every_record_says_what_it_is_about() -> None:
+    """Each call of a logger in the core gives the fields that docs/logging.md names."""
+    package = Path(redlease.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger."):
+                assert "extra" in {keyword.arg for keyword in node.keywords}, f"{path.name}:{node.lineno}"
+
+
+async def test_a_lost_connection_comes_back_in_the_log(
+    own_server: OwnServer, make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line says that it was lost and one that it is there again, at one level, so that both are seen or none."""
+    server = own_server("valkey9")
+    client = await make_client(url=server.url)
+    assert not caplog.records
+    server.restart()
+    await eventually(lambda: len(caplog.records) == 2)
+    lost, found = caplog.records
+    assert "was lost" in lost.getMessage()
+    assert "connected to Redis again" in found.getMessage()
+    assert lost.levelno == found.levelno == logging.WARNING
+    assert not await client.lock("r").locked()
+
+
+async def test_a_loss_is_logged_with_its_fields(client: Redlease, caplog: pytest.LogCaptureFixture) -> None:
+    """Formatters and filters find the resource, the ticket and the fence beside the text."""
+    lock = client.lock("r")
+    hold = await lock.hold(ticket="t")
+    await lock.release("t")
+    await asyncio.wait_for(hold.wait_lost(), 5)
+    (record,) = caplog.records
+    assert (record.name, record.__dict__["resource"], record.__dict__["ticket"]) == ("redlease", "r", "t")
+    assert record.__dict__["fence"] == hold.fence

@@ -1,0 +1,56 @@
+"""Nothing falls between `make test` and `make test-rest`, and no test is run by both."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# What a line of a recipe runs: settings of the environment, pytest, and its words, up to what happens when it fails.
+RUN = re.compile(r"^((?:\w+=\S* )*)\S*/pytest --dist worksteal --numprocesses \d+ (.*?)(?: \|\| .*)?$", re.MULTILINE)
+
+
+def runs_of(target: str) -> list[tuple[str, list[str]]]:
+    """Return the settings and the words of each run of pytest that a target makes."""
+    # A make that runs these tests has told its options to everything that it starts.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    said = subprocess.run(
+        ["make", "--dry-run", target], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    return [(settings, shlex.split(words)) for settings, words in RUN.findall(said.stdout)]
+
+
+def collecting(*words: str) -> subprocess.Popen[str]:
+    """Begin to collect what pytest would run."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def collected(process: subprocess.Popen[str]) -> set[str]:
+    """Return the names of the tests."""
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    return {line for line in said.splitlines() if "::" in line}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_each_test_is_run_once() -> None:
+    """By `make test` or by `make test-rest`, which besides repeats some on other servers and another SDK."""
+    first, rest = runs_of("test"), runs_of("test-rest")
+    again = [words for settings, words in rest if "REDLEASE_TEMPORAL" in settings or "PYTHONPATH" in settings]
+    once = [words for _, words in first + rest if words not in again]
+    assert (len(first), len(once), len(again)) == (1, 3, 2)
+    running = [collecting(*words) for words in ([], *once)]
+    everything, *parts = [collected(process) for process in running]
+    assert set.union(*parts) == everything
+    assert not [one & other for one, other in combinations(parts, 2) if one & other]
+    assert all((ROOT / word).is_file() for words in again for word in words if word.startswith("tests/"))
