@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import tempfile
@@ -29,6 +30,8 @@ SETTINGS = {
     "history.timerProcessorMaxPollRPS": "2000",
     "history.outboundProcessorMaxPollRPS": "2000",
 }
+# Its data is lost with the process alone, so nothing is waited for until it is on the disk.
+PRAGMAS = {"journal_mode": "WAL", "synchronous": "OFF"}
 # What the newer server does only when it is told so.
 NEWEST_SETTINGS = {"frontend.WorkflowPauseEnabled": "true"}
 
@@ -48,8 +51,10 @@ def chosen_version() -> str:
 class TemporalServer:
     """One server process on a loopback port, ended with the tests.
 
-    Its data is in memory and new at each start, or with `keep` in a file that outlives a kill. Starting takes some
-    tenths of a second; nothing else blocks for longer than some milliseconds. Without a `version` it is the one chosen.
+    Its data is new at each start, or with `keep` outlives a kill. It is in a file in either case: SQLite in memory is
+    lost with its one connection, which the server closes when it interrupts a query of a call that was cancelled; then
+    the default namespace is gone. Starting takes some tenths of a second; nothing else blocks for longer than some
+    milliseconds. Without a `version` it is the one chosen.
     """
 
     namespace = "default"
@@ -155,9 +160,10 @@ class TemporalServer:
         words = ["--port", str(self.port)]
         for name, value in (SETTINGS | (NEWEST_SETTINGS if self.version == NEWEST else {})).items():
             words += ["--dynamic-config-value", f"{name}={value}"]
-        if self._keep:
-            words += ["--db-filename", str(self._group.directory / "temporal.db")]
-        return words
+        for name, value in PRAGMAS.items():
+            words += ["--sqlite-pragma", f"{name}={value}"]
+        name = "kept" if self._keep else secrets.token_hex(8)
+        return [*words, "--db-filename", str(self._group.directory / f"{name}.db")]
 
     async def _answers(self) -> bool:
         """Tell whether the server takes requests; connecting asks it what it can do."""

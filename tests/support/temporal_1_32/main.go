@@ -4,10 +4,11 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"log"
-	"math/rand"
+	"maps"
 	"net"
 	"os"
 	"os/signal"
@@ -41,7 +42,9 @@ var services = []primitives.ServiceName{
 func main() {
 	log.SetFlags(0)
 	port := flag.Int("port", 7233, "where clients connect")
-	file := flag.String("db-filename", "", "where the data stays; by default it is in memory")
+	file := flag.String("db-filename", "", "where the data stays")
+	pragmas := words{}
+	flag.Var(pragmas, "sqlite-pragma", "name=value, set on the database; may be repeated")
 	settings := dynamicSettings{
 		// Search attributes are seen as soon as they are added, and the server does not hold itself back for that.
 		"system.forceSearchAttributesCacheRefreshOnRead": true,
@@ -51,13 +54,13 @@ func main() {
 	}
 	flag.Var(settings, "dynamic-config-value", "key=JSON; may be repeated")
 	flag.Parse()
-	if err := serve(*port, *file, settings); err != nil {
+	if err := serve(*port, *file, pragmas, settings); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func serve(port int, file string, settings dynamicSettings) error {
-	database, err := prepared(file)
+func serve(port int, file string, pragmas words, settings dynamicSettings) error {
+	database, err := prepared(file, pragmas)
 	if err != nil {
 		return fmt.Errorf("no database: %w", err)
 	}
@@ -90,17 +93,19 @@ func serve(port int, file string, settings dynamicSettings) error {
 }
 
 // prepared returns the database, with the tables and the namespace in it.
-func prepared(file string) (*config.SQL, error) {
-	database := &config.SQL{PluginName: sqlite.PluginName, DatabaseName: file}
+func prepared(file string, pragmas words) (*config.SQL, error) {
 	if file == "" {
-		database.DatabaseName = fmt.Sprint(rand.Int63())
-		database.ConnectAttributes = map[string]string{"mode": "memory", "cache": "shared"}
-	} else {
-		database.ConnectAttributes = map[string]string{"mode": "rwc"}
-		if _, err := os.Stat(file); os.IsNotExist(err) {
-			if err := schema.SetupSchema(database); err != nil {
-				return nil, err
-			}
+		return nil, errors.New("--db-filename is missing")
+	}
+	database := &config.SQL{
+		PluginName:        sqlite.PluginName,
+		DatabaseName:      file,
+		ConnectAttributes: map[string]string{"mode": "rwc"},
+	}
+	maps.Copy(database.ConnectAttributes, pragmas)
+	if _, err := os.Stat(file); os.IsNotExist(err) {
+		if err := schema.SetupSchema(database); err != nil {
+			return nil, err
 		}
 	}
 	wanted, err := schema.NewNamespaceConfig(clusterID, namespace, false, nil)
@@ -160,6 +165,20 @@ func freePort() (int, error) {
 	}
 	defer listener.Close()
 	return listener.Addr().(*net.TCPAddr).Port, nil
+}
+
+// words are name=value, as on the command line.
+type words map[string]string
+
+func (w words) String() string { return "" }
+
+func (w words) Set(word string) error {
+	name, value, found := strings.Cut(word, "=")
+	if !found {
+		return fmt.Errorf("%q is no name=value", word)
+	}
+	w[name] = value
+	return nil
 }
 
 // dynamicSettings are what the server's behaviour is set by, as words of the command line.
