@@ -20,26 +20,34 @@ if TYPE_CHECKING:
     from .hold import Hold, HoldRequest
     from .limits import Duration
     from .options import OnLost
-    from .semaphore import Lock, Semaphore
+    from .primitives.all_of import AllRequest, Holds
+    from .primitives.leader import Leader, Term
+    from .primitives.rwlock import RWLock
+    from .primitives.semaphore import Lock, Semaphore
 
 __version__ = "0.1.0"  # the build reads it for the wheel
 
 __all__ = [
     "AcquireTimeout",
+    "AllRequest",
     "Duration",
     "Hold",
     "HoldRequest",
+    "Holds",
+    "Leader",
     "LeaseLost",
     "Lock",
     "NotReplicated",
     "OnLost",
     "Permit",
     "QueueFull",
+    "RWLock",
     "Redlease",
     "RedleaseError",
     "Semaphore",
     "Snapshot",
     "StaleFence",
+    "Term",
     "Unavailable",
     "Waiter",
     "Withdrawn",
@@ -48,13 +56,18 @@ __all__ = [
 # Names that need the client are imported on first access: errors and plain data are also used where the client must
 # not be loaded, for example in the sandbox of a Temporal workflow.
 _LATER = {
+    "AllRequest": "primitives.all_of",
     "Duration": "limits",
     "Hold": "hold",
     "HoldRequest": "hold",
-    "Lock": "semaphore",
+    "Holds": "primitives.all_of",
+    "Leader": "primitives.leader",
+    "Lock": "primitives.semaphore",
     "OnLost": "options",
+    "RWLock": "primitives.rwlock",
     "Redlease": "client",
-    "Semaphore": "semaphore",
+    "Semaphore": "primitives.semaphore",
+    "Term": "primitives.leader",
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,16 +12,15 @@ from redis.asyncio import ConnectionPool, Redis, RedisCluster
 from redis.asyncio.sentinel import SentinelConnectionPool
 
 from redlease.protocol.arguments import Terms
-from redlease.protocol.encoding import Resource
 
 from . import limits, options
 from .embedded import EmbeddedServer, NotStarted
 from .errors import RedleaseError, Unavailable, Withdrawn
 from .limits import Duration
 from .log import about
-from .options import AcquireOptions, own_name
+from .options import own_name
+from .primitives.factory import PrimitiveFactory
 from .protocol import replies
-from .semaphore import Lock, Semaphore
 from .session.leases import LeaseKeeper
 from .session.queueing import Session
 from .tickets import Tickets
@@ -35,11 +33,10 @@ from .transport.urls import read_url
 
 logger = logging.getLogger("redlease")
 
-NAMES_KEPT = 1024  # how many resources, with their encoded keys, are cached
 CLOSE_S = 2.0  # how long `close` waits for the server at most
 
 
-class Redlease:
+class Redlease(PrimitiveFactory):
     """A client: one connection to a server, however many locks, tasks and waiters use it.
 
     A client belongs to the event loop of its first use. Entering it connects and checks the server; leaving it releases
@@ -160,9 +157,7 @@ class Redlease:
         self.tickets = Tickets(self.session, self._prefix)
         self._server: EmbeddedServer | None = None
         self._has_heard_noise = False
-        # Most callers make a new primitive for each use, with few names and the same settings.
-        self._known_resource = lru_cache(maxsize=NAMES_KEPT)(partial(Resource, prefix))
-        self._known_wish = lru_cache(maxsize=64, typed=True)(self._usual_wish)
+        self._set_up_factory()
 
     def __repr__(self) -> str:
         # Not the pool or the URL, which contain the password.
@@ -181,93 +176,6 @@ class Redlease:
             asked | set(self.session.places) | {lease.ask.resource.state_key for lease in self._keeper.leases.values()}
         )
 
-    def lock(
-        self,
-        name: str,
-        *,
-        lease: Duration | None = None,
-        owner: str | None = None,
-        waiter_lease: Duration | None = None,
-        idle_ttl: Duration | None = None,
-        max_waiters: int | None = None,
-    ) -> Lock:
-        """Makes the lock of that name, a semaphore of capacity 1.
-
-        Args:
-            name: The name of the resource, at most 512 bytes.
-            lease: This and the following override the client's settings.
-            owner: See the class.
-            waiter_lease: See the class.
-            idle_ttl: See the class.
-            max_waiters: An acquire raises `QueueFull` at once if so many requests wait already.
-
-        Raises:
-            ValueError: A parameter is wrong.
-            RedleaseError: The client is closed.
-        """
-        usual = self._wish(1, lease, owner, waiter_lease, idle_ttl, max_waiters)
-        return Lock(self.tickets, self._resource(name), usual)
-
-    def semaphore(
-        self,
-        name: str,
-        capacity: int,
-        *,
-        lease: Duration | None = None,
-        owner: str | None = None,
-        waiter_lease: Duration | None = None,
-        idle_ttl: Duration | None = None,
-        max_waiters: int | None = None,
-    ) -> Semaphore:
-        """Makes the semaphore of that name.
-
-        Args:
-            name: The name of the resource, at most 512 bytes.
-            capacity: Units that may be held at once. A value that differs from the one last declared replaces it.
-            lease: This and the following override the client's settings.
-            owner: See the class.
-            waiter_lease: See the class.
-            idle_ttl: See the class.
-            max_waiters: An acquire raises `QueueFull` at once if so many requests wait already.
-
-        Raises:
-            ValueError: A parameter is wrong.
-            RedleaseError: The client is closed.
-        """
-        limits.checked_count("capacity", capacity)
-        usual = self._wish(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters)
-        return Semaphore(self.tickets, self._resource(name), usual)
-
-    def _wish(self, *settings: Any) -> AcquireOptions:
-        self.session.check_open()
-        try:
-            return self._known_wish(*settings)
-        except TypeError:  # an unhashable value is no valid setting; the check raises the right error
-            return self._usual_wish(*settings)
-
-    def _usual_wish(  # noqa: PLR0917  positional for speed: looked up for every primitive that is made
-        self,
-        capacity: int,
-        lease: Duration | None,
-        owner: str | None,
-        waiter_lease: Duration | None,
-        idle_ttl: Duration | None,
-        max_waiters: int | None,
-    ) -> AcquireOptions:
-        terms = options.changed_terms(
-            self._terms,
-            capacity=capacity,
-            lease=lease,
-            owner=owner,
-            waiter_lease=waiter_lease,
-            idle_ttl=idle_ttl,
-            max_waiters=max_waiters,
-        )
-        return AcquireOptions.usual(terms)
-
-    def _resource(self, name: str) -> Resource:
-        return self._known_resource(name) if type(name) is str else Resource(self._prefix, name)
-
     # Life
 
     async def __aenter__(self) -> Self:
@@ -285,7 +193,7 @@ class Redlease:
             raise
         # Primitives made from now on are used in this process; earlier ones determine their owner on first use.
         self._terms = self._terms._replace(owner=self._terms.owner or own_name())
-        self._known_wish.cache_clear()
+        self._forget_wishes()
         return self
 
     async def __aexit__(

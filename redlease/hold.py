@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from redlease.protocol import scripts
 from redlease.protocol.replies import Granted, Message
 
 from . import clock
@@ -209,6 +210,28 @@ class Hold:
         if not released:
             self._lease.why_lost, self._lease.lost = "the server no longer had it when it was released", True
         return released
+
+    async def downgrade(self) -> None:
+        """Makes a writer of an `rwlock` a reader: other readers may enter from then on, and no writer was in between.
+
+        The permit keeps its fence and its lease. Idempotent; a hold of weight 1 stays as it is.
+
+        Raises:
+            LeaseLost: The permit is no longer held.
+            Unavailable: The server was not reached. The permit may be a reader's by then; the call may be repeated.
+        """
+        self.check()
+        lease = self._lease
+        ask = lease.ask
+        answer = await lease.keeper.connection.call(
+            *(ask.resource, scripts.REDUCE, ask.ticket, lease.fence, 1, ask.terms.idle_ttl_ms), ticket=ask.ticket
+        )
+        held, more = answer.values
+        if not held:
+            raise lease_lost(self.resource, ask.ticket, lease.fence, "the server no longer had it to downgrade it")
+        lease.ask = ask._replace(weight=1)
+        if more:
+            lease.keeper.follow_up(ask.resource, ask.terms)
 
     def detach(self) -> Permit:
         """Stops renewing and returns the permit. Its lease keeps running; any process may renew, adopt or release it.

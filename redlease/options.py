@@ -61,9 +61,9 @@ class AcquireOptions(NamedTuple):
     packed: bytes
 
     @classmethod
-    def usual(cls, terms: Terms) -> AcquireOptions:
-        """Returns the default options of a primitive."""
-        return cls(None, 1, terms, {}, None, arguments.pack_terms(terms, 1, arguments.label(terms.owner, {})))
+    def usual(cls, terms: Terms, weight: int = 1) -> AcquireOptions:
+        """Returns the default options of a primitive; `weight`: what one unit of it weighs."""
+        return cls(None, weight, terms, {}, None, arguments.pack_terms(terms, weight, arguments.label(terms.owner, {})))
 
     def changed(
         self,
@@ -79,13 +79,14 @@ class AcquireOptions(NamedTuple):
         timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
         if weight != 1 or type(weight) is not int:
             limits.checked_count("weight", weight)
+            limits.checked_count("weight", weight * self.weight)
         terms = self.terms
         metadata = limits.checked_metadata(metadata)
         if owner is not None:
             terms = terms._replace(owner=limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX))
         if ticket is not None:
             limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
-        return AcquireOptions(ticket, weight, terms, metadata, timeout_ms, b"").packed_for(terms.owner)
+        return AcquireOptions(ticket, weight * self.weight, terms, metadata, timeout_ms, b"").packed_for(terms.owner)
 
     def packed_for(self, owner: str) -> AcquireOptions:
         """Returns the options with that owner."""

@@ -34,9 +34,9 @@ def read_lua(package: str, name: str) -> str:
 
 
 def _operation(name: str, args: str, *, deliver_after_pushes: bool = False) -> Script:
-    text = read_lua("redlease", "prelude") + read_lua("redlease", name)
+    text = read_lua("redlease", "parts/prelude") + read_lua("redlease", name)
     for part in ("state", "queue", "share"):
-        text = text.replace(f"--#include {part}\n", read_lua("redlease", part))
+        text = text.replace(f"--#include {part}\n", read_lua("redlease", f"parts/{part}"))
     return Script(name, args, text, deliver_after_pushes=deliver_after_pushes)
 
 
@@ -48,9 +48,10 @@ RELEASE = _operation("release", "ticket request fence tombstone_ms notify idle_t
 RENEW = _operation("renew", "ticket fence lease_ms shorten idle_ttl_ms")
 ADOPT = _operation("adopt", "ticket fence request place lease_ms refence idle_ttl_ms label")
 BEAT = _operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
+REDUCE = _operation("reduce", "ticket fence weight idle_ttl_ms")
 RESIZE = _operation("resize", "capacity idle_ttl_ms")
 INSPECT = _operation("inspect", "most_holders most_waiters bytes after_deadline after_ticket after_sequence")
 CHECK = _operation("check", "ticket fence")
 WATCH = _operation("watch", "watch_ms")
 PROBE = Script("probe", "channel", read_lua("redlease", "probe"))
-SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, RESIZE, INSPECT, CHECK, WATCH)
+SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, REDUCE, RESIZE, INSPECT, CHECK, WATCH)

@@ -35,7 +35,7 @@ LAYERS = (
     "transport",
     "session",
     "options hold tickets",
-    "semaphore",
+    "primitives",
     "client",
     "cli | testing",
 )

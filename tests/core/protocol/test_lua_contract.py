@@ -7,17 +7,19 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 from lupa import lua51
 
+import redlease
 from redlease.protocol import scripts
 from redlease.protocol.replies import Beaten, Granted, Queued, Status
 from redlease_temporal.backends.redis import registry
 
 FILES = {
-    path.name.removesuffix(".lua"): path.read_text() for path in resources.files("redlease").joinpath("lua").iterdir()
+    path.name.removesuffix(".lua"): path.read_text() for path in Path(redlease.__file__).parent.glob("lua/**/*.lua")
 }
 OPERATIONS = {script.name: script for script in (*scripts.SCRIPTS, scripts.PROBE)}
 PARTS = FILES.keys() - OPERATIONS.keys()  # put before or into the operations

@@ -12,11 +12,11 @@ import pytest
 from redlease import LeaseLost, Permit, RedleaseError
 from redlease.hold import lease_of
 from redlease.options import AcquireOptions
+from redlease.primitives.semaphore import Lock
 from redlease.protocol.arguments import Terms
 from redlease.protocol.encoding import Resource
 from redlease.protocol.replies import Message, Status
 from redlease.protocol.scripts import SCRIPTS, Script
-from redlease.semaphore import Lock
 from redlease.session.leases import LeaseKeeper
 from redlease.session.queueing import Session
 from redlease.tickets import Tickets

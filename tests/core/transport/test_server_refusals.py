@@ -8,13 +8,14 @@ import logging
 import re
 import shutil
 import subprocess
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 import redis.asyncio
 
+import redlease
 from redlease import LeaseLost, NotReplicated, Redlease, RedleaseError
 from redlease.hold import lease_of
 
@@ -24,14 +25,13 @@ from servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
     from redlease import Permit, Semaphore
 
     from conftest import MakeClient, OwnServer, Servers
     from servers import Server
 
-LUA = {file.name: file.read_text() for file in resources.files("redlease").joinpath("lua").iterdir()}
+LUA = {file.name: file.read_text() for file in Path(redlease.__file__).parent.glob("lua/**/*.lua")}
 # SPUBLISH is for clusters, and tests/core/transport/test_cluster.py takes it away there.
 COMMANDS = sorted(
     {name.lower() for text in LUA.values() for name in re.findall(r"\bp?call\('([A-Z]+)'", text)} - {"spublish"}

@@ -4,33 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal
+from typing import NamedTuple, Self
 
+from redlease import clock, limits
+from redlease.errors import RedleaseError
+from redlease.hold import Blocks, HeldLease, Hold, HoldRequest, Obtained, lease_lost
+from redlease.limits import Duration
+from redlease.log import about
+from redlease.models import Permit
+from redlease.options import AcquireOptions, HoldOptions, OnLost, checked_hold_options, own_name
+from redlease.protocol import arguments
 from redlease.protocol.arguments import AcquireRequest
-from redlease.protocol.encoding import Resource
 from redlease.protocol.replies import Granted, Message
+from redlease.session.ids import RequestIds
+from redlease.session.queueing import PendingAcquire
+from redlease.session.refusals import not_queued
+from redlease.tickets import GONE, Adopted
 
-from . import clock, limits
-from .errors import RedleaseError
-from .hold import Blocks, HeldLease, Hold, HoldRequest, Obtained, lease_lost
-from .limits import Duration
-from .log import about
-from .models import Permit, Snapshot
-from .options import AcquireOptions, HoldOptions, OnLost, checked_hold_options, own_name
-from .protocol import arguments, snapshots
-from .session.ids import RequestIds
-from .session.queueing import PendingAcquire
-from .session.refusals import not_queued
-from .session.watching import snapshots_of
-from .tickets import GONE, Adopted, Tickets
+from .control import ResourceControl
+from .guarded import Decorator
 
 logger = logging.getLogger("redlease")
 
 
-class Semaphore:
+class Units(NamedTuple):
+    """So many units of a semaphore, for `Redlease.all`. Made by `Semaphore.weighted`."""
+
+    pool: Semaphore
+    weight: int
+
+    @property
+    def total(self) -> int:
+        """The weight of the permit that is acquired."""
+        return self.weight * self.pool._usual.weight
+
+    def check(self, owner: str | None, ticket: str | None, metadata: dict[str, str] | None) -> None:
+        """Raises ValueError for a parameter that an acquire of these units would refuse."""
+        self.pool._usual.changed(None, ticket, self.weight, owner, metadata)
+
+
+class Semaphore(ResourceControl):
     """At most `capacity` units of a resource are held at once, granted in the order of arrival.
 
     Made by `Redlease.semaphore`. Any number of tasks may share one object; all objects with the same name and prefix,
@@ -42,22 +58,7 @@ class Semaphore:
         ...     await train(fence=hold.fence)
     """
 
-    def __init__(self, tickets: Tickets, resource: Resource, usual: AcquireOptions) -> None:
-        self._tickets = tickets
-        self._session = session = tickets.session
-        self._connection = session.connection
-        self._resource = resource
-        self._terms = usual.terms
-        self._usual = usual
-        self._blocks = Blocks()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} capacity={self._terms.capacity}>"
-
-    @property
-    def name(self) -> str:
-        """The name of the resource."""
-        return self._resource.name
+    _blocks: Blocks | None = None
 
     # Acquiring
 
@@ -100,6 +101,59 @@ class Semaphore:
         fate = checked_hold_options(on_lost, max_hold)
         wish = self._usual.changed(timeout, ticket, weight, owner, metadata)
         return HoldRequest(self._resource.name, self._obtain, wish, fate)
+
+    def guarded(
+        self,
+        *,
+        key: Callable[..., str] | None = None,
+        timeout: Duration | None = None,
+        weight: int = 1,
+        owner: str | None = None,
+        metadata: dict[str, str] | None = None,
+        on_lost: OnLost = "cancel",
+        max_hold: Duration | None = None,
+    ) -> Decorator:
+        """Makes a decorator: each call of the decorated `async def` function runs while it holds a permit.
+
+        If the function has a parameter annotated as `Hold`, a call that does not pass it gets the hold there. For type
+        checkers, let it have a default: `hold: Hold | None = None`.
+
+        Args:
+            key: Gets the arguments of a call and returns a string; calls with different keys do not exclude each other.
+                The name of a call's resource is that of this primitive, a colon and the key.
+            timeout: This and the following are those of `hold`.
+            weight: See `hold`.
+            owner: See `hold`.
+            metadata: See `hold`.
+            on_lost: See `hold`.
+            max_hold: See `hold`.
+
+        Raises:
+            ValueError: A parameter is wrong, or what is decorated is not an `async def` function. Calls of the
+                decorated function raise what `hold` raises.
+
+        Example:
+            >>> @client.lock("customer").guarded(key=lambda order: order.customer)  # doctest: +SKIP
+            ... async def ship(order: Order, hold: Hold | None = None) -> None: ...
+        """
+        checked_hold_options(on_lost, max_hold)
+        self._usual.changed(timeout, None, weight, owner, metadata)
+
+        def request(key: str | None) -> HoldRequest:
+            pool = self if key is None else self._named(f"{self.name}:{key}")
+            return pool.hold(
+                timeout=timeout, weight=weight, owner=owner, metadata=metadata, on_lost=on_lost, max_hold=max_hold
+            )
+
+        return Decorator(request, key)
+
+    def weighted(self, weight: int) -> Units:
+        """Returns so many units of this semaphore, to be acquired with others by `Redlease.all`.
+
+        Raises:
+            ValueError: The weight is not a whole number above 0.
+        """
+        return Units(self, limits.checked_count("weight", weight))
 
     async def acquire(
         self,
@@ -262,93 +316,26 @@ class Semaphore:
         limits.checked_permit(permit, self.name)
         return await self._tickets.check(self._resource, permit.ticket, permit.fence)
 
-    # The resource as a whole
-
-    async def inspect(self, *, limit: int = snapshots.SNAPSHOT_LIMIT) -> Snapshot:
-        """Returns a snapshot of the resource, with at most `limit` holders and `limit` waiters.
-
-        A snapshot of more than about 500 kB is read in pages, each consistent in itself: a ticket that comes or goes
-        meanwhile may be missing, none is listed twice. `server_time_ms` and `fence` are those of the last page.
-
-        Raises:
-            Unavailable: The server was not reached, or the connection was lost repeatedly meanwhile.
-        """
-        limits.checked_count("limit", limit)
-        return await self._tickets.inspect(self._resource, declared=self._terms.capacity, limit=limit)
-
-    async def locked(self) -> bool:
-        """Returns True if an acquire of weight 1 would have to wait now.
-
-        Raises:
-            Unavailable: The server was not reached.
-        """
-        capacity, in_use, waiting = await self._tickets.occupancy(self._resource)
-        return waiting > 0 or in_use >= (capacity or self._terms.capacity)
-
-    async def resize(self, capacity: int) -> None:
-        """Sets the capacity. Granted permits stay; a waiter whose weight no longer fits gets ValueError.
-
-        The value stays until a process declares a capacity that differs from the last declared one.
-
-        Raises:
-            Unavailable: The server was not reached.
-        """
-        limits.checked_count("capacity", capacity)
-        if await self._tickets.resize(self._resource, capacity, idle_ttl_ms=self._terms.idle_ttl_ms):
-            self._session.keeper.follow_up(self._resource, self._terms)
-
-    async def release_all(self, *, queue: bool = False) -> int:
-        """Releases the permits of all holders, with `queue` first all waiters, and notifies their clients.
-
-        Returns how many.
-
-        Raises:
-            Unavailable: The server was not reached. Some permits may be released by then; the call may be repeated.
-        """
-        freed = 0
-        while True:
-            snapshot = await self.inspect()
-            waiters = snapshot.waiters if queue else ()
-            freed += sum(await asyncio.gather(*(self._force_release(waiter.ticket, "") for waiter in waiters)))
-            if len(waiters) == snapshots.SNAPSHOT_LIMIT:
-                continue  # there may be more waiters: a freed holder would grant one of them
-            freed += sum(
-                await asyncio.gather(*(self._force_release(held.ticket, held.fence) for held in snapshot.holders))
-            )
-            if len(snapshot.holders) < snapshots.SNAPSHOT_LIMIT:
-                return freed
-
-    async def _force_release(self, ticket: str, fence: int | Literal[""]) -> bool:
-        terms = self._terms
-        freed = await self._tickets.free(
-            *(self._resource, ticket, fence), tombstone_ms=terms.lease_ms, notify=True, idle_ttl_ms=terms.idle_ttl_ms
-        )
-        if freed.more:
-            self._session.keeper.follow_up(self._resource, terms)
-        return freed.released
-
-    def watch(self) -> AsyncGenerator[Snapshot, None]:
-        """Yields a snapshot of the resource, and another one after each change, which the server publishes.
-
-        Changes in quick succession may be seen as one. Costs the server nothing while no client watches. Waits while
-        the server is unreachable. Wrap it in `contextlib.aclosing` if the loop may be left early.
-        """
-        return snapshots_of(self._session, self._resource, self.inspect)
-
     # A plain `async with pool as hold:`
 
     async def __aenter__(self) -> Hold:
         request = self.hold()
         hold = await request.__aenter__()
+        self._blocks = self._blocks or Blocks()
         self._blocks.entered(request)
         return hold
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._blocks.left(self).__aexit__(kind, error, traceback)
+        blocks = self._blocks or Blocks()
+        await blocks.left(self).__aexit__(kind, error, traceback)
 
     # Internals
+
+    def _named(self, name: str) -> Self:
+        """Returns the same primitive of another name."""
+        return type(self)(self._tickets, self._tickets.resource(name), self._usual)
 
     def _ask(self, wish: AcquireOptions, ids: RequestIds) -> tuple[AcquireRequest, Callable[[], None]]:
         """Returns the request, and a callback that frees its ticket for reuse in this client."""
