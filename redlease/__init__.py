@@ -9,6 +9,7 @@ from .errors import (
     NotReplicated,
     QueueFull,
     RedleaseError,
+    SequenceFailed,
     StaleFence,
     Unavailable,
     Withdrawn,
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from .limits import Duration
     from .options import OnLost
     from .primitives.all_of import AllRequest, Holds
+    from .primitives.checkpoints import SequenceProgress
     from .primitives.leader import Leader, Term
     from .primitives.rwlock import RWLock
     from .primitives.semaphore import Lock, Semaphore
+    from .primitives.sequence import Retry, SequenceRun
 
 __version__ = "0.1.0"  # the build reads it for the wheel
 
@@ -44,7 +47,11 @@ __all__ = [
     "RWLock",
     "Redlease",
     "RedleaseError",
+    "Retry",
     "Semaphore",
+    "SequenceFailed",
+    "SequenceProgress",
+    "SequenceRun",
     "Snapshot",
     "StaleFence",
     "Term",
@@ -66,7 +73,10 @@ _LATER = {
     "OnLost": "options",
     "RWLock": "primitives.rwlock",
     "Redlease": "client",
+    "Retry": "primitives.sequence",
     "Semaphore": "primitives.semaphore",
+    "SequenceProgress": "primitives.checkpoints",
+    "SequenceRun": "primitives.sequence",
     "Term": "primitives.leader",
 }
 

@@ -38,6 +38,27 @@ class LeaseLost(RedleaseError):
     """Raised when a permit was held and no longer is, or can no longer be known to be."""
 
 
+class SequenceFailed(RedleaseError):
+    """Raised when an item of a sequence failed for good: those before it are done, those after it were not begun.
+
+    Attributes:
+        id: The id of the sequence.
+        index: The item's index in the list.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        resource: str | None = None,
+        id: str = "",  # noqa: A002
+        index: int = 0,
+    ) -> None:
+        super().__init__(message, resource=resource)
+        self.id = id
+        self.index = index
+
+
 class StaleFence(RedleaseError):
     """Raised when a guard gets a fence older than one it has already seen."""
 

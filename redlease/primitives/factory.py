@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache, partial
 from typing import Any
 
 from redlease import limits, options
+from redlease.hold import Hold
 from redlease.limits import Duration
 from redlease.options import AcquireOptions, OnLost
 from redlease.protocol.arguments import Terms
@@ -14,9 +16,11 @@ from redlease.session.queueing import Session
 from redlease.tickets import Tickets
 
 from .all_of import AllRequest
+from .checkpoints import Checkpoints, SequenceProgress
 from .leader import Leader
 from .rwlock import RWLock
 from .semaphore import Lock, Semaphore, Units
+from .sequence import Item, Retry, SequenceRun
 
 NAMES_KEPT = 1024  # how many resources, with their encoded keys, are cached
 
@@ -164,6 +168,68 @@ class PrimitiveFactory:
             ValueError: A parameter is wrong.
         """
         return Leader(self.lock(name, lease=lease, owner=owner, waiter_lease=waiter_lease))
+
+    def sequence(
+        self,
+        resource: str,
+        items: Iterable[Item],
+        handler: Callable[[Item, Hold], Awaitable[Any]],
+        *,
+        id: str | None = None,  # noqa: A002
+        retry: Retry = Retry(),  # noqa: B008  it is frozen
+        timeout: Duration | None = None,
+        lease: Duration | None = None,
+        keep: Duration | None = None,
+    ) -> SequenceRun[Item]:
+        """Handles items one at a time, in order, under the lock of a resource; each result is stored before the next.
+
+        `await` it for the list of results, or iterate with `async for` over each result as its item is done; use
+        `contextlib.aclosing(aiter(...))` if the loop may be left early. A repeated call with the same id, in any
+        process, resumes: what is done is not handled again, and its results are returned or yielded first. An item
+        whose process died before its result was stored is handled again, under a newer fence.
+
+        Args:
+            resource: The name of the resource, whose lock is held meanwhile.
+            items: JSON values, at most 10,000.
+            handler: An async function of an item and the `Hold`. It returns a JSON value of at most 64 kB.
+            id: Of this list of items, at most 256 bytes; by default it is derived from the items.
+            retry: How often a failing item is tried; the lock is held meanwhile.
+            timeout: Seconds to wait for the lock.
+            lease: Overrides the client's setting.
+            keep: Seconds that results stay on the server after the last one, `idle_ttl` by default. It must be longer
+                than one attempt at an item and the pause after it.
+
+        Raises:
+            SequenceFailed: An item failed for good, or its result is no JSON value. It and the following are raised
+                when the sequence runs; so are the errors of `Lock.hold`.
+            LeaseLost: The lock was lost. What was done until then stays done.
+            ValueError: A parameter is wrong, or the id is one of other items.
+
+        Example:
+            >>> receipts = await client.sequence("ledger", payments, post, id="2026-11")  # doctest: +SKIP
+        """
+        lock = self.lock(resource, lease=lease)
+        keep_ms = self._terms.idle_ttl_ms if keep is None else limits.milliseconds("keep", keep, 1)
+        known = partial(Checkpoints, self.tickets, self._resource(resource))
+        return SequenceRun(lock, known, items, handler, id=id, retry=retry, timeout=timeout, keep_ms=keep_ms)
+
+    async def sequence_progress(self, resource: str, id: str) -> SequenceProgress | None:  # noqa: A002
+        """Returns how far a sequence is; None if it has not begun, was forgotten or has expired.
+
+        Raises:
+            Unavailable: The server was not reached.
+            ValueError: The id is wrong.
+        """
+        return await Checkpoints(self.tickets, self._resource(resource), id).progress()
+
+    async def forget_sequence(self, resource: str, id: str) -> bool:  # noqa: A002
+        """Removes the results of a sequence; returns whether there were any. One that runs fails at its next result.
+
+        Raises:
+            Unavailable: The server was not reached.
+            ValueError: The id is wrong.
+        """
+        return await Checkpoints(self.tickets, self._resource(resource), id).forget()
 
     def _wish(self, *settings: Any) -> AcquireOptions:
         self.session.check_open()

@@ -33,25 +33,28 @@ def read_lua(package: str, name: str) -> str:
     return resources.files(package).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
-def _operation(name: str, args: str, *, deliver_after_pushes: bool = False) -> Script:
-    text = read_lua("redlease", "parts/prelude") + read_lua("redlease", name)
+def operation(
+    name: str, args: str, *, package: str = "redlease", keys: int = 4, deliver_after_pushes: bool = False
+) -> Script:
+    """Makes an operation from a file in the `lua` directory of a package; `keys`: with those of the resource."""
+    text = read_lua("redlease", "parts/prelude") + read_lua(package, name)
     for part in ("state", "queue", "share"):
         text = text.replace(f"--#include {part}\n", read_lua("redlease", f"parts/{part}"))
-    return Script(name, args, text, deliver_after_pushes=deliver_after_pushes)
+    return Script(name, args, text, keys, deliver_after_pushes=deliver_after_pushes)
 
 
-ACQUIRE = _operation(
+ACQUIRE = operation(
     "acquire",
     "ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label",
 )
-RELEASE = _operation("release", "ticket request fence tombstone_ms notify idle_ttl_ms", deliver_after_pushes=True)
-RENEW = _operation("renew", "ticket fence lease_ms shorten idle_ttl_ms")
-ADOPT = _operation("adopt", "ticket fence request place lease_ms refence idle_ttl_ms label")
-BEAT = _operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
-REDUCE = _operation("reduce", "ticket fence weight idle_ttl_ms")
-RESIZE = _operation("resize", "capacity idle_ttl_ms")
-INSPECT = _operation("inspect", "most_holders most_waiters bytes after_deadline after_ticket after_sequence")
-CHECK = _operation("check", "ticket fence")
-WATCH = _operation("watch", "watch_ms")
+RELEASE = operation("release", "ticket request fence tombstone_ms notify idle_ttl_ms", deliver_after_pushes=True)
+RENEW = operation("renew", "ticket fence lease_ms shorten idle_ttl_ms")
+ADOPT = operation("adopt", "ticket fence request place lease_ms refence idle_ttl_ms label")
+BEAT = operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
+REDUCE = operation("reduce", "ticket fence weight idle_ttl_ms")
+RESIZE = operation("resize", "capacity idle_ttl_ms")
+INSPECT = operation("inspect", "most_holders most_waiters bytes after_deadline after_ticket after_sequence")
+CHECK = operation("check", "ticket fence")
+WATCH = operation("watch", "watch_ms")
 PROBE = Script("probe", "channel", read_lua("redlease", "probe"))
 SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, REDUCE, RESIZE, INSPECT, CHECK, WATCH)

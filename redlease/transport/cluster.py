@@ -12,7 +12,7 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from redis import exceptions
 
@@ -121,6 +121,11 @@ class Cluster(Transport):
         if address is None or self._closed:
             return None
         return self._nodes.get(address) or self._connect(address)
+
+    def load_too(self, more: Iterable[Script]) -> None:
+        super().load_too(more)
+        for node in self._nodes.values():
+            node.load_too(self.scripts)
 
     def _connect(self, address: Address) -> Node:
         """Starts to connect to a node."""

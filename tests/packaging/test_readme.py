@@ -19,6 +19,9 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 # What is for Temporal runs on its server, in tests/temporal/test_readme_temporal.py.
 CORE = re.sub(r"^## In Temporal workflows\n.*?(?=^## )", "", README, flags=re.MULTILINE | re.DOTALL)
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", CORE, re.MULTILINE | re.DOTALL)
+# Of the pages, what needs no Temporal.
+SEQUENCES = (Path(__file__).parents[2] / "docs/sequences.md").read_text().split("\n## Without Temporal\n")[1]
+ON_PAGES = re.findall(r"^```python\n(.*?)^```$", SEQUENCES, re.MULTILINE | re.DOTALL)
 
 
 def title(code: str) -> str:
@@ -34,7 +37,7 @@ def table(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-@pytest.mark.parametrize("code", EXAMPLES, ids=title)
+@pytest.mark.parametrize("code", [*EXAMPLES, *ON_PAGES], ids=title)
 def test_an_example_runs_as_it_stands(code: str) -> None:
     """As in `python -m asyncio` with an open client; one with an event loop of its own runs as a script."""
     compiled = compile(code, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

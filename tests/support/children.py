@@ -11,10 +11,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import redis.asyncio
+
 from redlease import LeaseLost, Redlease
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from redlease import Hold
 
 
 class Child:
@@ -125,6 +129,28 @@ async def count(client: Redlease, path: str, times: int) -> None:
             file.write_text(str(number + 1))
             fences.append(entered.fence)
     say("counted", fences=fences)
+
+
+# Adds a line with the server's time to a list, whose order is that of the server.
+LOG = """
+local time = redis.call('TIME')
+return redis.call('RPUSH', KEYS[1], ARGV[1] .. string.format(' %.0f', time[1] * 1000000 + time[2]))
+"""
+
+
+async def sequence(client: Redlease, count: int, log: str) -> None:
+    """Double so many numbers, and write to a list on the server when the handling of each begins and ends."""
+    raw = redis.asyncio.Redis.from_url(sys.argv[2])
+
+    async def handle(item: int, hold: Hold) -> int:
+        await raw.eval(LOG, 1, log, f"enter {item} {hold.fence}")
+        say("handling", item=item)
+        await asyncio.sleep(0.02)
+        await raw.eval(LOG, 1, log, f"leave {item} {hold.fence}")
+        return 2 * item
+
+    say("done", results=await client.sequence("r", range(count), handle, id="s"))
+    await raw.aclose()
 
 
 async def main() -> None:

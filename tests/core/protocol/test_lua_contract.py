@@ -14,6 +14,7 @@ import pytest
 from lupa import lua51
 
 import redlease
+from redlease.primitives import checkpoints
 from redlease.protocol import scripts
 from redlease.protocol.replies import Beaten, Granted, Queued, Status
 from redlease_temporal.backends.redis import registry
@@ -31,6 +32,14 @@ ADAPTER_FILES = {
 }
 ADAPTER_OPERATIONS = {script.name: script for script in registry.SCRIPTS}
 ADAPTER_KEYS = ("watches", "owners", "relays")
+
+# Those of the primitives have the same prelude and parts, and further keys.
+PRIMITIVE_FILES = {
+    path.name.removesuffix(".lua"): path.read_text()
+    for path in resources.files("redlease.primitives").joinpath("lua").iterdir()
+}
+PRIMITIVE_OPERATIONS = {script.name: script for script in checkpoints.SCRIPTS}
+PRIMITIVE_KEYS = {script.name: "checkpoints" for script in checkpoints.SCRIPTS}
 
 KEYS = ("state", "holders", "queue", "waiters")
 WITHOUT_KEY = {"TIME", "PUBLISH", "SPUBLISH"}
@@ -164,6 +173,36 @@ def test_the_names_of_the_keys_are_never_assigned() -> None:
             name
         )
         assert not re.search(r"function [\w.]*\([^)]*\b(?:state|holders|queue|waiters)\b", code), name
+
+
+# The primitives' scripts
+
+
+def test_every_file_of_the_primitives_is_an_operation() -> None:
+    """Each file is a script of one of them, under its own digest, beside those of the core."""
+    assert PRIMITIVE_FILES.keys() == PRIMITIVE_OPERATIONS.keys()
+    every = [*OPERATIONS.values(), *PRIMITIVE_OPERATIONS.values()]
+    assert len({script.sha for script in every}) == len(every)
+
+
+@pytest.mark.parametrize("name", sorted(PRIMITIVE_OPERATIONS))
+def test_an_operation_of_a_primitive_keeps_its_contract(name: str) -> None:
+    """Purpose, KEYS, ARGV, Reply and Cost are told; it reads its arguments, and touches its own key beside the four."""
+    text, script = strip_comments(PRIMITIVE_FILES[name]), PRIMITIVE_OPERATIONS[name]
+    assert re.match(rf"{name}: \w.{{10}}", head(name, PRIMITIVE_FILES))
+    assert section(name, "KEYS", PRIMITIVE_FILES).split() == [*KEYS, PRIMITIVE_KEYS[name]]
+    assert section(name, "ARGV", PRIMITIVE_FILES).split("\n")[0].split() == list(script.args)
+    assert section(name, "Reply", PRIMITIVE_FILES).startswith("{tag")
+    assert re.search(r"O\(.+\)", section(name, "Cost", PRIMITIVE_FILES))
+    assert set(map(int, re.findall(r"ARGV\[(\d+)\]", text))) == set(range(1, len(script.args) + 1))
+    assert f"local {PRIMITIVE_KEYS[name]} = KEYS[5]" in text
+    for command, key in re.findall(r"\bcall\('([A-Z]+)'(?:, *([^,()]+))?", text):
+        assert key.strip() in {*KEYS, PRIMITIVE_KEYS[name]}, f"{command} {key}"
+    functions = compiled(script.text).functions
+    assert set().union(*(function.writes for function in functions)) == set()
+    assert set().union(*(function.reads for function in functions)) <= KNOWN
+    assert "\t" not in text
+    assert b"\r\n$1\r\n5\r\n" in script.head
 
 
 # Globals: Redis lets a script read unknown ones as an error, and writing one fails only where it is run.

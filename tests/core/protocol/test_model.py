@@ -338,7 +338,7 @@ class GeneralComparison(Comparison):
     def __init__(self) -> None:
         with mock.patch.object(scripts, "read_lua", without_the_usual):
             acquire, release = (
-                scripts._operation(script.name, " ".join(script.args[1:]))
+                scripts.operation(script.name, " ".join(script.args[1:]))
                 for script in (scripts.ACQUIRE, scripts.RELEASE)
             )
         assert len(acquire.text) < len(scripts.ACQUIRE.text)
