@@ -28,7 +28,7 @@ ON_NEWEST_TEMPORAL := $(patsubst %,tests/temporal/test_%.py,server backends wait
 OLDEST_SDK = $(shell sed -n 's/^temporal = .*"\(temporalio\)>=\([0-9.]*\),.*/\1==\2/p' pyproject.toml)
 OLDEST_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all forget-coverage lint format clean
+.PHONY: help demo example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all forget-coverage lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -37,6 +37,9 @@ help:  ## Show this help.
 
 demo: $(VENV)/.demo  ## Eight processes share three permits; ARGS="--help" shows the options.
 	@$(BIN)/redlease demo $(ARGS)
+
+example-fencing: $(VENV)/.demo  ## A process that was stopped writes late, without a guard and with one.
+	@$(BIN)/python examples/fencing/paused.py
 
 example-temporal: $(VENV)/.example  ## Temporal workflows share a pool, a ledger and an API.
 ifdef DATABASE_URL
@@ -141,7 +144,7 @@ $(VENV)/.bench: $(VENV)/.wheel
 
 $(VENV)/.test: $(VENV)/.wheel
 	@echo "Installing what the tests need ..." >&2
-	@$(PIP) install "$(WHEEL)[bench,cli,embedded,temporal,testing,dev]"
+	@$(PIP) install "$(WHEEL)[bench,cli,embedded,sql,temporal,testing,dev]"
 	@touch $@
 
 # The oldest SDK stands in a directory of its own, which is searched before the environment.

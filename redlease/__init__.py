@@ -18,6 +18,7 @@ from .models import Permit, Snapshot, Waiter
 
 if TYPE_CHECKING:
     from .client import Redlease
+    from .guards.redis import Guard
     from .hold import Hold, HoldRequest
     from .limits import Duration
     from .options import OnLost
@@ -34,6 +35,7 @@ __all__ = [
     "AcquireTimeout",
     "AllRequest",
     "Duration",
+    "Guard",
     "Hold",
     "HoldRequest",
     "Holds",
@@ -65,6 +67,7 @@ __all__ = [
 _LATER = {
     "AllRequest": "primitives.all_of",
     "Duration": "limits",
+    "Guard": "guards.redis",
     "Hold": "hold",
     "HoldRequest": "hold",
     "Holds": "primitives.all_of",

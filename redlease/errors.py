@@ -60,7 +60,19 @@ class SequenceFailed(RedleaseError):
 
 
 class StaleFence(RedleaseError):
-    """Raised when a guard gets a fence older than one it has already seen."""
+    """Raised when a guard gets a fence lower than the highest it has seen; nothing was written.
+
+    Attributes:
+        fence: The fence that was refused.
+        seen: The highest fence that was seen, or None if it is not known.
+    """
+
+    def __init__(
+        self, message: str, *, resource: str | None = None, fence: int | None = None, seen: int | None = None
+    ) -> None:
+        super().__init__(message, resource=resource)
+        self.fence = fence
+        self.seen = seen
 
 
 class QueueFull(RedleaseError):

@@ -20,6 +20,7 @@ METADATA_BYTES_MAX = 4096
 METADATA_JSON_BYTES_MAX = 8192  # as JSON, as the server stores it
 CAPACITY_MAX = 2**31 - 1
 LEASE_MS_MIN = 10
+FENCE_MAX = 2**53 - 1  # what a double holds exactly: Lua has no other numbers
 DURATION_MS_MAX = 366 * 24 * 3600 * 1000
 
 _shown = reprlib.Repr()  # shortens values in error messages
@@ -64,6 +65,14 @@ def checked_count(what: str, count: int, low: int = 1) -> int:
     if type(count) is not int or not low <= count <= CAPACITY_MAX:
         raise ValueError(f"{what} must be a whole number from {low} to {CAPACITY_MAX}, not {_shown.repr(count)}")
     return count
+
+
+def checked_fence(fence: int) -> int:
+    """Returns the fence; raises ValueError if it is not a whole number from 1 to 2**53 - 1."""
+    if type(fence) is not int or not 0 < fence <= FENCE_MAX:
+        hint = ": give `hold.fence` or `permit.fence`"
+        raise ValueError(f"a fence is a whole number from 1 to 2**53 - 1, not {_shown.repr(fence)}{hint}")
+    return fence
 
 
 def checked_metadata(metadata: dict[str, str] | None, *, is_new: bool = True) -> dict[str, str]:

@@ -11,6 +11,7 @@ refuses raises `RedleaseError`.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -292,13 +293,27 @@ class Tickets:
         """Calls `told` with each payload published to a channel."""
         await self._connection.subscribe(channel, told)
 
-    # Scripts of other packages
+    # Further scripts
 
     def connect(self, *more: Script) -> None:
         """Starts to connect, and loads these scripts of another package with the client's own."""
-        self._connection.load_too(more)
+        self.load_too(*more)
         self._connection.start()
 
-    async def run(self, keys: Resource, script: Script, *args: str | int, limit_ms: float | None = USUAL) -> list[Any]:
-        """Calls a script of another package on its own keys; returns its reply without the tag."""
-        return (await self._connection.call(keys, script, *args, limit_ms=limit_ms)).values
+    def load_too(self, *more: Script) -> None:
+        """Loads these scripts with the client's own, without starting to connect."""
+        self._connection.load_too(more)
+
+    async def run(
+        self,
+        keys: Resource,
+        script: Script,
+        *args: str | int,
+        limit_ms: float | None = USUAL,
+        losses_most: float = math.inf,
+    ) -> list[Any]:
+        """Calls a further script on its own keys; returns its reply without the tag.
+
+        `losses_most`: how many connections may be lost before it raises `Unavailable`; 0 sends the call only once.
+        """
+        return (await self._connection.call(keys, script, *args, limit_ms=limit_ms, losses_most=losses_most)).values

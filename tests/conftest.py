@@ -17,6 +17,7 @@ import redis.asyncio
 from redlease import Redlease
 
 from clusters import Cluster
+from postgres import running_postgres
 from proxy import Proxy
 from servers import CLOCK_ENGINES, ENGINES, REAL_ENGINES, Server, available_engines, describe_engines, find_faketime
 from tiers import QUICK, QUICK_ENGINES, QUICK_S, TIERS, tier_of
@@ -152,6 +153,13 @@ def servers(pytestconfig: pytest.Config) -> Iterator[Servers]:
     shared = Servers(QUICK_ENGINES if pytestconfig.getoption("tier") == QUICK else ENGINES)
     yield shared
     shared.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URL of a PostgreSQL server that all tests share; whoever asks for it is marked slow."""
+    with running_postgres() as url:
+        yield url
 
 
 @pytest.fixture(params=[*available_engines(), *CLUSTERS])

@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from redlease import limits, options
+from redlease.guards.redis import Guard
 from redlease.hold import Hold
 from redlease.limits import Duration
 from redlease.options import AcquireOptions, OnLost
@@ -168,6 +169,22 @@ class PrimitiveFactory:
             ValueError: A parameter is wrong.
         """
         return Leader(self.lock(name, lease=lease, owner=owner, waiter_lease=waiter_lease))
+
+    def guard(self, name: str, *, idle_ttl: Duration | None = None) -> Guard:
+        """Makes the guard of that name, which refuses the fences of former holders.
+
+        Args:
+            name: The name of what is written, at most 512 bytes; usually that of the lock.
+            idle_ttl: Seconds that it remembers a fence, from the later of its last use and the time in the fence;
+                overrides the client's setting. A holder that is stopped for longer is not refused.
+
+        Raises:
+            ValueError: A parameter is wrong.
+            RedleaseError: The client is closed.
+        """
+        self.session.check_open()
+        terms = options.changed_terms(self._terms, idle_ttl=idle_ttl)
+        return Guard(self.tickets, self._prefix, name, terms.idle_ttl_ms)
 
     def sequence(
         self,

@@ -122,11 +122,6 @@ class Cluster(Transport):
             return None
         return self._nodes.get(address) or self._connect(address)
 
-    def load_too(self, more: Iterable[Script]) -> None:
-        super().load_too(more)
-        for node in self._nodes.values():
-            node.load_too(self.scripts)
-
     def _connect(self, address: Address) -> Node:
         """Starts to connect to a node."""
         pool = self._servers.pool(address)
@@ -151,6 +146,11 @@ class Cluster(Transport):
             if refusal is not None:
                 raise refusal
             await self._changed.wait()
+
+    def load_too(self, more: Iterable[Script]) -> None:
+        super().load_too(more := tuple(more))
+        for node in self._nodes.values():
+            node.load_too(more)
 
     def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
         self._shortest_ms = shortest_ms

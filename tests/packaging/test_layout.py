@@ -35,6 +35,7 @@ LAYERS = (
     "transport",
     "session",
     "options hold tickets",
+    "guards",
     "primitives",
     "client",
     "cli | testing",

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import shutil
-import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from children import running
-from helpers import eventually
-from servers import free_port
 from temporal_cli import find_cli
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from temporal_server import TemporalServer
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "temporal"
@@ -59,40 +51,6 @@ def assert_kept(example: str, text: str) -> None:
 def surroundings(temporal_server: TemporalServer, redis_url: str) -> dict[str, str]:
     """What tells an example which servers to use."""
     return {"TEMPORAL_ADDRESS": temporal_server.address, "REDIS_URL": redis_url}
-
-
-@pytest.fixture
-async def postgres() -> AsyncIterator[str]:
-    """The URL of a PostgreSQL server of its own, whose data is gone with the test."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
-    assert found, "there is no PostgreSQL under /usr/lib/postgresql: install it"
-    programs = found[-1].parent
-    # It refuses to run as root, so there it runs as the user that its package makes.
-    user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
-    directory, port = Path(tempfile.mkdtemp(prefix="redlease-pg-", dir="/tmp")), free_port()
-    if user:
-        shutil.chown(directory, "postgres", "postgres")
-    data, quiet = str(directory / "data"), asyncio.subprocess.DEVNULL
-    async with contextlib.AsyncExitStack() as stack:
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        making = ["--pgdata", data, "--username", "redlease", "--auth", "trust", "--no-sync"]
-        made = await stack.enter_async_context(running(*user, str(programs / "initdb"), *making, cwd="/"))
-        await made.communicate()
-        assert made.returncode == 0
-        serving = ["-D", data, "-p", str(port), "-k", str(directory), "-c", "listen_addresses=127.0.0.1", "-F"]
-        server = await stack.enter_async_context(
-            running(*user, str(programs / "postgres"), *serving, stderr=quiet, cwd="/")
-        )
-
-        async def end() -> None:
-            # Killed outright it would leave its shared memory behind.
-            server.send_signal(signal.SIGINT)
-            await asyncio.wait_for(server.wait(), 10)
-
-        stack.push_async_callback(end)
-        status = directory / "data" / "postmaster.pid"
-        await eventually(lambda: status.exists() and status.read_text().rstrip().endswith("ready"), 20)
-        yield f"postgresql://redlease@127.0.0.1:{port}/postgres"
 
 
 @pytest.mark.parametrize("example", SAY)

@@ -73,7 +73,7 @@ async def test_the_hold_is_passed_where_it_is_asked_for(client: Redlease) -> Non
 
     @pool.guarded(weight=2, metadata={"job": "7"})
     async def whole(hold: Hold | None = None) -> Hold | None:
-        if hold is not None and not hold.lost:
+        if hold is not None and hold.remaining() > 0:
             assert hold.permit.metadata == {"job": "7"}
             assert hold.permit.weight == 2
             hold.check()

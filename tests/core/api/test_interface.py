@@ -26,7 +26,19 @@ if TYPE_CHECKING:
 
     from conftest import MakeClient, OwnServer
 
-HOLD = {"check", "detach", "fence", "lost", "permit", "release", "remaining", "resource", "ticket", "wait_lost"}
+HOLD = {
+    "check",
+    "detach",
+    "downgrade",
+    "fence",
+    "lost",
+    "permit",
+    "release",
+    "remaining",
+    "resource",
+    "ticket",
+    "wait_lost",
+}
 
 
 @pytest.fixture

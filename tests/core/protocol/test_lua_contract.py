@@ -14,6 +14,7 @@ import pytest
 from lupa import lua51
 
 import redlease
+from redlease.guards import redis as guards
 from redlease.primitives import checkpoints
 from redlease.protocol import scripts
 from redlease.protocol.replies import Beaten, Granted, Queued, Status
@@ -351,3 +352,44 @@ def test_a_script_of_the_adapter_touches_its_keys_only(name: str) -> None:
     assert set().union(*(function.reads for function in functions)) <= KNOWN
     assert not text.startswith("#!")
     assert "\t" not in text
+
+
+# The guard's, which is put behind scripts of users
+
+
+GUARD = {"guard": resources.files("redlease.guards").joinpath("lua", "guard.lua").read_text()}
+
+
+def test_the_head_of_the_guard_is_complete() -> None:
+    """Purpose, KEYS, ARGV, Reply and Cost are told; what is the guard's comes last, so it is removed from the end."""
+    tag, *args = guards.CHECK.args
+    assert re.match(r"guard: \w.{10}", head("guard", GUARD))
+    assert section("guard", "KEYS", GUARD).split() == ["guard"]
+    assert section("guard", "ARGV", GUARD).split() == [*args, tag]
+    assert section("guard", "Reply", GUARD).startswith("{tag")
+    assert re.search(r"O\(.+\)", section("guard", "Cost", GUARD))
+    assert re.findall(r"table.remove\((\w+)\)", GUARD["guard"]) == ["ARGV"] * len([tag, *args]) + ["KEYS"]
+
+
+@pytest.mark.parametrize(
+    "script", [guards.CHECK, guards.RunScript("return KEYS[1]", 1, 2)], ids=lambda script: script.name
+)
+def test_the_guard_touches_its_key_only(script: scripts.Script) -> None:
+    """It has no global variable, calls nothing newer than Redis 6.2, and is the same behind every script."""
+    text = strip_comments(GUARD["guard"])
+    for command, key in re.findall(r"redis\.p?call\('([A-Z]+)'(?:, *([^,()]+))?", text):
+        assert command in WITHOUT_KEY or key == "guard"
+    functions = compiled(script.text).functions
+    assert set().union(*(function.writes for function in functions)) == set()
+    assert set().union(*(function.reads for function in functions)) <= KNOWN | {"pcall"}
+    assert "\t" not in text
+    assert script.text.endswith(guards.CHECK.text.removeprefix("local theirs\n"))
+
+
+def test_a_run_is_counted_as_it_is_sent() -> None:
+    """The head of a command names how many words follow, whatever the numbers of keys and arguments."""
+    for keys, args in ((0, 0), (2, 3)):
+        script = guards.RunScript("return 1", keys, args)
+        words = 3 + keys + 1 + args + len(script.args)
+        assert script.head.startswith(b"*%d\r\n$4\r\nEVAL\r\n" % words)
+        assert script.head.endswith(b"\r\n$1\r\n%d\r\n" % (keys + 1))

@@ -1,0 +1,1 @@
+"""Guards: the resource's side of fencing, which refuses the late write of a former holder."""
