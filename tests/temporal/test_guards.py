@@ -12,6 +12,8 @@ from guard_flows import WORKFLOWS, LeavesAChild
 from temporal_tools import Place, events_of, reset
 from temporalio.api.enums.v1 import EventType
 
+from helpers import eventually
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -48,6 +50,12 @@ async def test_a_child_that_outlives_its_parents_hold(bench: Bench) -> None:
     bench.on = dataclasses.replace(bench.on, lease=20.0)  # nobody renews what the actor acquires
     child_id = f"{bench.queue}-child"
     parent, actor = await bench.start(LeavesAChild.run, bench.on, child_id), await bench.actor()
+
+    async def holds() -> bool:
+        kinds = [event.event_type for event in await events_of(parent)]
+        return EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_INITIATED in kinds
+
+    await eventually(holds)
     permit = await bench.do(actor, Actor.acquire, Asking(timeout=20))
     await parent.result()
     said = await bench.client.get_workflow_handle(child_id).result()
