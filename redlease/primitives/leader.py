@@ -17,8 +17,8 @@ from .semaphore import Lock
 class Term:
     """The time for which this process leads: until it steps down, or its lease is lost.
 
-    As an `async with` block it cancels the body when the lease is lost, and the block then ends without an error. The
-    end of the block ends the term.
+    As an `async with` block it cancels the body when the lease is lost, and the block then ends without an error, also
+    if the body found out by `check()`. The end of the block ends the term.
 
     Attributes:
         number: The fence of the term's permit, greater than the number of every earlier term.
@@ -62,11 +62,14 @@ class Term:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        """Ends the term; a loss of it is no error, whether the body was cancelled for it or found it by `check`."""
         try:
             await self.hold.__aexit__(kind, error, traceback)
-        except LeaseLost as loss:
-            return loss is not error and (error is None or loss.__cause__ is error)
-        return False
+        except LeaseLost:
+            if error is None or isinstance(error, asyncio.CancelledError):
+                return True
+            raise
+        return isinstance(error, LeaseLost) and error.ticket == self.hold.ticket and self.lost
 
 
 class Leader:

@@ -13,6 +13,8 @@ from redlease import LeaseLost, Withdrawn
 from helpers import cancel, eventually, until_waiting
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from redlease import Leader, Redlease, Term
 
     from conftest import MakeClient
@@ -64,6 +66,46 @@ async def test_a_lost_term_cancels_its_body_and_the_next_one_begins(client: Redl
             assert term.lost
     assert numbers == sorted(set(numbers))
     assert await leader.current() is None
+
+
+async def test_a_body_that_finds_out_by_itself_ends_its_term(client: Redlease) -> None:
+    """What `check` raises of the term's own loss ends the block; that of another hold is an error."""
+    leader, lock = client.leader("l"), client.lock("l")
+    async with contextlib.aclosing(leader.terms()) as terms:
+        async with await anext(terms) as term:
+            with contextlib.suppress(asyncio.CancelledError):
+                await lock.release(term.hold.ticket)
+                await asyncio.Event().wait()
+            term.check()
+            pytest.fail("the term is over")
+        other = await client.lock("another").hold()
+        await other.release()
+        with pytest.raises(LeaseLost, match="another"):
+            async with await anext(terms):
+                other.check()
+
+
+async def test_an_async_generator_that_is_closed_in_a_lost_term_ends(client: Redlease) -> None:
+    """It is closed and does not go on; whoever closes it gets the loss."""
+    leader, lock = client.leader("l"), client.lock("l")
+
+    async def work() -> AsyncGenerator[int, None]:
+        async with contextlib.aclosing(leader.terms()) as terms:
+            async for term in terms:
+                async with term:
+                    yield term.number
+
+    generator = work()
+    await anext(generator)
+    holder = await leader.current()
+    assert holder is not None
+    with contextlib.suppress(asyncio.CancelledError):
+        await lock.release(holder.ticket)
+        await asyncio.Event().wait()
+    with pytest.raises(LeaseLost):
+        await generator.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(generator)
 
 
 async def test_a_body_that_fails_ends_the_loop(client: Redlease) -> None:
