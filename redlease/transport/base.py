@@ -28,6 +28,7 @@ Reached = Callable[[Resource], bool]
 PATIENCE_MS = (250.0, 3000.0)
 CLOSED = "this client is closed: make a new one"
 LIMIT_MS = 5000.0  # the default time limit of calls without a timeout of their own
+CANCEL_AGAIN_S = 0.1  # after which a task that goes on is cancelled again
 USUAL = -1.0  # as a `limit_ms`: the client's default
 
 
@@ -39,6 +40,17 @@ def backed_off(first: float, times: int, most: float) -> float:
 def settles(future: asyncio.Future[T]) -> Callable[[T], None]:
     """Returns a callback that sets the future's result, unless the future is done."""
     return lambda result: None if future.done() else future.set_result(result)
+
+
+async def end(task: asyncio.Task[Any]) -> None:
+    """Cancels a task until it has ended; raises what it raised, unless that is its cancellation."""
+    # redis-py connects and sends under asyncio.wait_for, which before Python 3.12 swallows a cancellation that comes at
+    # the moment at which what it waits for is done.
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
+    if not task.cancelled():
+        task.result()
 
 
 def everything(_: Resource) -> bool:

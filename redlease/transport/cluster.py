@@ -8,7 +8,6 @@ place there.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import random
@@ -24,7 +23,7 @@ from redlease.protocol.faults import ErrorReply
 from redlease.protocol.scripts import Script
 
 from .addresses import Address, Servers
-from .base import Endpoint, OnReply, Reached, Transport, backed_off, everything
+from .base import Endpoint, OnReply, Reached, Transport, backed_off, end, everything
 from .connection import BACKOFF_S
 from .handshake import explain, is_mistake, refusal_of
 from .node import ImportingNode, Node
@@ -255,15 +254,13 @@ class Cluster(Transport):
         if not self.at_home:
             return  # its tasks belong to another loop or process
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
         await asyncio.gather(*(node.close() for node in self._nodes.values()), *self._retiring)
 
     async def _run(self) -> None:
         """Reads the slots; again on any sign of a change, and until every slot has a master."""
         attempt = 0
-        while True:
+        while not self._closed:  # a cancellation may be swallowed, see `end`
             self._stale.clear()
             attempt += 1
             try:

@@ -10,7 +10,6 @@ back-off and jitter.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -33,7 +32,7 @@ from redlease.protocol.faults import ErrorReply
 from redlease.protocol.replies import ServerInfo
 from redlease.protocol.scripts import Script
 
-from .base import PATIENCE_MS, OnReply, Reply, Transport, backed_off, settles
+from .base import PATIENCE_MS, OnReply, Reply, Transport, backed_off, end, settles
 from .driver import Driver, ReplyError, open_driver
 from .handshake import explain, is_mistake, look_at_eviction, probe, read_server, refusal_of, settle_exchange
 
@@ -354,12 +353,12 @@ class Connection(Transport):
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._write()
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        driver = self._driver
-        self._abort("the client is closed")
+        try:
+            if self._task is not None:
+                await end(self._task)
+        finally:
+            driver = self._driver
+            self._abort("the client is closed")
         if driver is not None:
             await driver.wait_closed()
 
@@ -370,7 +369,7 @@ class Connection(Transport):
     async def _run(self) -> None:
         attempt = 0
         loop = asyncio.get_running_loop()
-        while True:
+        while not self._closed:  # a cancellation may be swallowed, see `end`
             began = loop.time()
             try:
                 await self._serve()

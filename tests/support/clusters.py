@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
-import os
-import random
-import socket
 import time
 from typing import TYPE_CHECKING, Any, Self
 
 import redis
 from redis.crc import key_slot
 
+from ports import free_port
 from servers import Server, find_binary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 SLOTS = 16384
 WITHIN = 20.0
@@ -37,27 +33,6 @@ def until(condition: Callable[[], Any], within: float = WITHIN) -> Any:
         time.sleep(0.01)
 
 
-@functools.cache
-def _bus_ports() -> Iterator[int]:
-    """Return the ports of this test process, which are no other's of the same run, in turn and then again."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
-    ports = list(range(11_000 + worker * 600, 11_000 + (worker + 1) * 600))
-    first = random.randrange(len(ports))
-    return itertools.cycle(ports[first:] + ports[:first])
-
-
-def free_bus_port() -> int:
-    """Return a free loopback port whose companion, 10,000 above it, is free too: a cluster's nodes talk there.
-
-    Both are below those that the system gives to outgoing connections, of which there are many ere the last one runs.
-    """
-    while True:
-        port = next(_bus_ports())
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):  # noqa: SIM117
-            with socket.create_server(("127.0.0.1", port + 10_000)):
-                return port
-
-
 class Cluster:
     """Masters with a third of the slots each, and replicas of theirs; ``arguments`` are for all of them."""
 
@@ -75,7 +50,7 @@ class Cluster:
             "repl-diskless-sync-delay": "0",
         }
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-        return Server(self.engine, *words, *arguments, port=free_bus_port())
+        return Server(self.engine, *words, *arguments, port=free_port())
 
     def __enter__(self) -> Self:
         """Start."""
@@ -211,10 +186,10 @@ class Watched:
     def __init__(self, engine: str, *, sentinels: int = 3, down_after_ms: int = 500) -> None:
         """Choose ports; nothing runs before ``start``."""
         at_once = ("--repl-diskless-sync-delay", "0")
-        self.primary = Server(engine, *at_once, port=free_bus_port())
+        self.primary = Server(engine, *at_once, port=free_port())
         following = ("--replicaof", "127.0.0.1", str(self.primary.port))
-        self.replica = Server(engine, *at_once, *following, port=free_bus_port())
-        self.sentinels = [Server(engine, sentinel=True, port=free_bus_port()) for _ in range(sentinels)]
+        self.replica = Server(engine, *at_once, *following, port=free_port())
+        self.sentinels = [Server(engine, sentinel=True, port=free_port()) for _ in range(sentinels)]
         self._down_after_ms = down_after_ms
         self._engine = engine
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from servers import free_port
+from ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

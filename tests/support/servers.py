@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from typing import IO, Any, Self
 import redis
 
 from redlease.embedded import ProcessGroup
+
+from ports import free_port
 
 START_WITHIN = 10.0
 
@@ -254,13 +255,6 @@ class Server:
         except (redis.ConnectionError, redis.TimeoutError):
             return False
         return True
-
-
-def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def available_engines() -> tuple[str, ...]:

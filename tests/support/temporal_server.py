@@ -16,7 +16,7 @@ from temporalio.client import Client
 from redlease.embedded import ProcessGroup
 
 from children import freeze
-from clusters import free_bus_port
+from ports import free_port
 from temporal_built import VERSION, find_built
 from temporal_cli import find_cli
 
@@ -62,7 +62,7 @@ class TemporalServer:
     def __init__(self, *arguments: str, keep: bool = False, version: str | None = None) -> None:
         """Choose a free port; nothing runs before ``start``."""
         self.version = version or chosen_version()
-        self.port = free_bus_port()
+        self.port = free_port()
         self._arguments = arguments
         self._keep = keep
         self._group = ProcessGroup()

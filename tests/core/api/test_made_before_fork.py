@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from servers import free_port
+from ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,8 @@ from redlease.protocol.arguments import AcquireRequest, Terms
 from redlease.protocol.encoding import Resource
 from redlease.testing import fake_client
 
-from servers import Server, free_port
+from ports import free_port
+from servers import Server
 
 if TYPE_CHECKING:
     from pathlib import Path

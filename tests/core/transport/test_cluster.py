@@ -14,8 +14,9 @@ from redis.crc import key_slot
 from redlease import Redlease, RedleaseError, Unavailable
 from redlease.cli.app import app
 
-from clusters import SLOTS, Cluster, free_bus_port, raw_reply, told, until
+from clusters import SLOTS, Cluster, raw_reply, told, until
 from helpers import eventually, queue_up, until_waiting
+from ports import free_port
 from servers import REAL_ENGINES, available_engines
 
 if TYPE_CHECKING:
@@ -547,7 +548,7 @@ async def test_a_node_of_a_cluster_is_told(cluster: Cluster, prefix: str) -> Non
 
 async def test_a_seed_may_be_away(cluster: Cluster, make_client: MakeClient) -> None:
     """One of the nodes in the URL is enough, wherever it stands; a replica would do too."""
-    url = f"redis+cluster://127.0.0.1:{free_bus_port()},127.0.0.1:{cluster.masters[2].port}"
+    url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{cluster.masters[2].port}"
     client = await make_client(url=url)
     async with client.lock("r"):
         pass
@@ -556,7 +557,7 @@ async def test_a_seed_may_be_away(cluster: Cluster, make_client: MakeClient) -> 
 async def test_a_cluster_that_is_away(prefix: str) -> None:
     """Entering a client whose cluster cannot be reached ends with Unavailable, which says why."""
     with pytest.raises(Unavailable, match="Connect call failed"):
-        await Redlease.from_url(f"redis+cluster://127.0.0.1:{free_bus_port()}", prefix=prefix).__aenter__()
+        await Redlease.from_url(f"redis+cluster://127.0.0.1:{free_port()}", prefix=prefix).__aenter__()
 
 
 async def test_passwords_and_rights(cluster: Cluster, make_client: MakeClient, prefix: str) -> None:

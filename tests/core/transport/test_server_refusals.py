@@ -20,8 +20,8 @@ from redlease import LeaseLost, NotReplicated, Redlease, RedleaseError
 from redlease.hold import lease_of
 
 from helpers import cancel, eventually, keys_of, left_over, queue_up, until_waiting
+from ports import free_port
 from proxy import Framer, first_word
-from servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
