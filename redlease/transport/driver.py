@@ -210,7 +210,7 @@ class ClientDriver:
 
     async def _send(self) -> None:
         try:
-            while True:
+            while self._receiver is not None:  # a cancellation may be swallowed, see `end` in base.py
                 connection, data = await self._out.get()
                 await connection.send_packed_command(data, check_health=False)
         finally:

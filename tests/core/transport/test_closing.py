@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from redlease import Redlease
 from redlease.transport import cluster, connection
+from redlease.transport.driver import ClientDriver
 
 
 @pytest.mark.parametrize("kind", ["redis", "redis+cluster"])
@@ -70,3 +72,35 @@ async def test_a_close_that_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> Non
     await asyncio.wait([asking, serving], timeout=8)
     assert serving.done()
     assert asking.exception() is not None
+
+
+class Swallows:
+    """A connection of redis-py that sends on when its sending is cancelled."""
+
+    def __init__(self) -> None:
+        self.sending = asyncio.Event()
+
+    async def send_packed_command(self, *_: Any, **__: Any) -> None:
+        """Wait until it is cancelled, and return as if nothing had been."""
+        self.sending.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    async def read_response(self, **_: Any) -> None:
+        """Wait for ever."""
+        await asyncio.Event().wait()
+
+    async def disconnect(self, *, nowait: bool) -> None:
+        """Do nothing."""
+
+
+async def test_a_send_that_swallows_a_cancellation() -> None:
+    """The driver of a client that is handed in closes though its sending goes on."""
+    swallows = Swallows()
+    driver = ClientDriver(swallows, Swallows(), mock.Mock())
+    driver.write(b"x")
+    await swallows.sending.wait()
+    driver.abort()
+    closing = asyncio.create_task(driver.wait_closed())
+    await asyncio.wait([closing], timeout=8)
+    assert closing.done()
