@@ -19,6 +19,7 @@ OWNER_BYTES_MAX = 256
 METADATA_BYTES_MAX = 4096
 METADATA_JSON_BYTES_MAX = 8192  # as JSON, as the server stores it
 CAPACITY_MAX = 2**31 - 1
+PRIORITY_MAX = 100
 LEASE_MS_MIN = 10
 FENCE_MAX = 2**53 - 1  # what a double holds exactly: Lua has no other numbers
 DURATION_MS_MAX = 366 * 24 * 3600 * 1000
@@ -65,6 +66,24 @@ def checked_count(what: str, count: int, low: int = 1) -> int:
     if type(count) is not int or not low <= count <= CAPACITY_MAX:
         raise ValueError(f"{what} must be a whole number from {low} to {CAPACITY_MAX}, not {_shown.repr(count)}")
     return count
+
+
+def checked_priority(priority: int) -> int:
+    """Returns the priority; raises ValueError if it is not a whole number from -100 to 100."""
+    if type(priority) is not int or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
+        said = _shown.repr(priority)
+        raise ValueError(f"priority must be a whole number from {-PRIORITY_MAX} to {PRIORITY_MAX}, not {said}")
+    return priority
+
+
+def checked_lock_delay(lock_delay: Duration, idle_ttl_ms: int) -> int:
+    """Returns the lock delay in ms; raises ValueError if it is longer than the server keeps an idle resource."""
+    delay_ms = milliseconds("lock_delay", lock_delay)
+    if delay_ms > idle_ttl_ms:
+        raise ValueError(
+            f"lock_delay must be at most idle_ttl, {idle_ttl_ms / 1000:g} s, not {_shown.repr(lock_delay)}"
+        )
+    return delay_ms
 
 
 def checked_fence(fence: int) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+UNCOUNTED = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Permit:
@@ -71,6 +73,9 @@ class Snapshot:
         waiters: The live waiters, in the order in which they will be granted.
         fence: The last fence granted, 0 if none is known.
         server_time_ms: When the snapshot was taken.
+        in_use: Units in use in all, however many holders are listed.
+        waiting: How many requests wait in all, however many are listed. Past the first 5,000 of the queue, waiters that
+            died are counted until the queue reaches them.
     """
 
     resource: str
@@ -79,3 +84,12 @@ class Snapshot:
     waiters: tuple[Waiter, ...]
     fence: int
     server_time_ms: int
+    # Computed where they are not given: histories of workflows contain snapshots of releases that had no totals.
+    in_use: int = UNCOUNTED
+    waiting: int = UNCOUNTED
+
+    def __post_init__(self) -> None:
+        if self.in_use == UNCOUNTED:
+            object.__setattr__(self, "in_use", sum(permit.weight for permit in self.holders))
+        if self.waiting == UNCOUNTED:
+            object.__setattr__(self, "waiting", len(self.waiters))

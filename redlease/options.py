@@ -13,6 +13,7 @@ from .limits import Duration
 from .protocol import arguments
 
 OnLost = Literal["cancel", "signal"]
+USUAL = (None, None, None, None, 0)  # timeout, ticket, owner, metadata and priority of most requests
 
 
 def own_name() -> str:
@@ -29,6 +30,7 @@ def changed_terms(
     waiter_lease: Duration | None = None,
     max_waiters: int | None = None,
     idle_ttl: Duration | None = None,
+    lock_delay: Duration | None = None,
 ) -> Terms:
     """Returns the terms, changed by the parameters that are given; raises ValueError for a wrong one."""
     changes: dict[str, Any] = {}
@@ -44,6 +46,8 @@ def changed_terms(
         changes["max_waiters"] = limits.checked_count("max_waiters", max_waiters, 0)
     if idle_ttl is not None:
         changes["idle_ttl_ms"] = limits.milliseconds("idle_ttl", idle_ttl, 1)
+    if lock_delay is not None:
+        changes["lock_delay_ms"] = limits.checked_lock_delay(lock_delay, changes.get("idle_ttl_ms", terms.idle_ttl_ms))
     return terms._replace(**changes) if changes else terms
 
 
@@ -59,6 +63,7 @@ class AcquireOptions(NamedTuple):
     metadata: dict[str, str]
     timeout_ms: int | None
     packed: bytes
+    priority: int = 0
 
     @classmethod
     def usual(cls, terms: Terms, weight: int = 1) -> AcquireOptions:
@@ -72,9 +77,11 @@ class AcquireOptions(NamedTuple):
         weight: int,
         owner: str | None,
         metadata: dict[str, str] | None,
+        *,
+        priority: int = 0,
     ) -> AcquireOptions:
         """Returns the options with the caller's parameters; raises ValueError for a wrong one."""
-        if weight == 1 and type(weight) is int and (timeout, ticket, owner, metadata) == (None, None, None, None):
+        if weight == 1 and type(weight) is int and (timeout, ticket, owner, metadata, priority) == USUAL:
             return self
         timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
         if weight != 1 or type(weight) is not int:
@@ -86,13 +93,16 @@ class AcquireOptions(NamedTuple):
             terms = terms._replace(owner=limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX))
         if ticket is not None:
             limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
-        return AcquireOptions(ticket, weight * self.weight, terms, metadata, timeout_ms, b"").packed_for(terms.owner)
+        limits.checked_priority(priority)
+        changed = AcquireOptions(ticket, weight * self.weight, terms, metadata, timeout_ms, b"", priority)
+        return changed.packed_for(terms.owner)
 
     def packed_for(self, owner: str) -> AcquireOptions:
         """Returns the options with that owner."""
         label = arguments.label(owner, self.metadata)
         terms = self.terms._replace(owner=owner)
-        packed = arguments.pack_terms(terms, self.weight, label, queue=self.timeout_ms != 0)
+        queue = self.timeout_ms != 0
+        packed = arguments.pack_terms(terms, self.weight, label, priority=self.priority, queue=queue)
         return self._replace(terms=terms, packed=packed)
 
 

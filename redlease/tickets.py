@@ -81,7 +81,11 @@ class Freed(NamedTuple):
 
 
 class Occupancy(NamedTuple):
-    """A resource in numbers. `capacity`: 0 where nobody has used it yet; `in_use`: the weights of all holders."""
+    """A resource in numbers.
+
+    `capacity`: 0 where nobody has used it yet; `in_use`: the weights of all holders; `waiting`: 0 where nobody waits,
+    else an upper bound.
+    """
 
     capacity: int
     in_use: int
@@ -251,7 +255,7 @@ class Tickets:
             reading.add(await self._page(resource, args))
         return reading.snapshot()
 
-    async def _page(self, resource: Resource, args: tuple[int | str, ...]) -> list[Any]:
+    async def _page(self, resource: Resource, args: tuple[int | bytes, ...]) -> list[Any]:
         limit_ms = self._connection.limit_ms
         try:
             async with asyncio.timeout(limit_ms / 1000):
@@ -266,7 +270,7 @@ class Tickets:
 
     async def occupancy(self, resource: Resource) -> Occupancy:
         """How much of the resource is in use, and how many requests wait."""
-        answer = await self._connection.call(resource, scripts.INSPECT, 0, 0, 1, "", "", "")
+        answer = await self._connection.call(resource, scripts.INSPECT, 0, 0, 1, "", "", "", 1)
         return Occupancy(*answer.values[2:5])
 
     async def resize(self, resource: Resource, capacity: int, *, idle_ttl_ms: int) -> bool:

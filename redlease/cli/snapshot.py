@@ -81,23 +81,29 @@ def _head(snapshot: Snapshot) -> str:
     name = plain(snapshot.resource)
     if not is_known(snapshot):
         return f"{name}: nothing is known of it; it was not used under this prefix, or not for as long as its idle_ttl"
-    # A snapshot lists at most SNAPSHOT_LIMIT of each, and only listed ones are counted.
-    more_held, more_waiting = (
-        "at least " if len(listed) >= SNAPSHOT_LIMIT else "" for listed in (snapshot.holders, snapshot.waiters)
-    )
-    held = f"{more_held}{sum(permit.weight for permit in snapshot.holders)} of {snapshot.capacity} held"
-    waiting = f"{more_waiting}{len(snapshot.waiters)} waiting"
-    return f"{name}: {held}, {waiting}, last fence {snapshot.fence or 'unknown'}"
+    of_all = "" if snapshot.capacity == CAPACITY_MAX else f" of {snapshot.capacity}"
+    held, waiting = f"{_units(snapshot.in_use)}{of_all} held", f"{snapshot.waiting} waiting"
+    unlisted = f"; the first {SNAPSHOT_LIMIT} of each are listed" if _is_cut(snapshot) else ""
+    return f"{name}: {held}, {waiting}, last fence {snapshot.fence or 'unknown'}{unlisted}"
+
+
+def _units(weight: int) -> str:
+    return "all" if weight == CAPACITY_MAX else str(weight)  # a writer of a read-write lock holds all
+
+
+def _is_cut(snapshot: Snapshot) -> bool:
+    """Returns True if there may be more holders or waiters than are listed."""
+    return SNAPSHOT_LIMIT in (len(snapshot.holders), len(snapshot.waiters))
 
 
 def _rows(snapshot: Snapshot) -> Iterator[Row]:
     now_ms = snapshot.server_time_ms
     for permit in snapshot.holders:
-        what = (plain(permit.ticket), plain(permit.owner), str(permit.weight), str(permit.fence))
+        what = (plain(permit.ticket), plain(permit.owner), _units(permit.weight), str(permit.fence))
         spans = (_seconds(now_ms - permit.granted_at_ms), _seconds(permit.expires_at_ms - now_ms))
         yield Row("green", ("holds", *what, *spans), _pairs(permit.metadata))
     for place, waiter in enumerate(snapshot.waiters, 1):
-        what = (plain(waiter.ticket), plain(waiter.owner), str(waiter.weight), "-")
+        what = (plain(waiter.ticket), plain(waiter.owner), _units(waiter.weight), "-")
         spans = (_seconds(now_ms - waiter.queued_at_ms), "-")
         yield Row("yellow", (f"waits {place}", *what, *spans), _pairs(waiter.metadata))
 

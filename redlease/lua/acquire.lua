@@ -3,7 +3,9 @@
 -- ARGV: tag ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label
 --       (arrival: > 0: the sequence it had before, to queue again at that position; 0: at the tail; < 0: minus the rank at
 --       which the search for dead waiters continues if the queue is full; a leading "+": it was queued before, so it does not
---       declare its capacity again; waiter_lease_ms 0: never queue; max_waiters -1: no limit)
+--       declare its capacity again; weight: or "weight priority lock_delay_ms": for each step of the priority it queues ten places
+--       ahead of the tail, behind it if below 0; the delay becomes that of the resource unless it is empty;
+--       waiter_lease_ms 0: never queue; max_waiters -1: no limit)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
 --        {tag, BUSY, more} {tag, FULL, waiting, next} {tag, MISFIT, capacity} {tag, OTHER_WEIGHT, weight} {tag, WITHDRAWN} {tag, LAPSED}
@@ -54,7 +56,7 @@ if ARGV[6] == '1' and not was[9] and was[4] == ARGV[8] and was[6] and tonumber(w
 end
 
 --#include state
-local weight, wanted = tonumber(ARGV[6]), tonumber(ARGV[8])
+local weight, wanted, priority = tonumber(ARGV[6]), tonumber(ARGV[8]), 0
 read(ticket)
 local buried = tombstones > now and call('ZSCORE', waiters, '!' .. request)
 if buried and math.abs(tonumber(buried)) > now then return {tag, WITHDRAWN} end
@@ -64,6 +66,11 @@ local was_declared, was_capacity = 0, capacity
 if declared ~= wanted and (declared == 0 or string.byte(ARGV[5]) ~= 43) then
   if declared ~= 0 or capacity == 0 then capacity = wanted end
   was_declared, declared = declared, wanted
+end
+if not weight then
+  local its_weight, its_priority, delay = string.match(ARGV[6], '^(%d+) (%-?%d+) (%d*)$')
+  weight, priority = tonumber(its_weight), tonumber(its_priority)
+  if delay ~= '' then set('y', delay) end
 end
 
 local function grant()
@@ -142,7 +149,11 @@ if wait == 0 or used < capacity or was_capacity ~= capacity or (record and not q
   if not queued_since then call('HSET', state, 'c', capacity) end -- refused when out of memory, which ends the script here
   if record and not queued_since then
     local its_weight, its_fence = parse(record)
-    if its_fence ~= '0' then remove_holder(ticket, its_weight) else remove_waiter(ticket) end
+    if its_fence ~= '0' then
+      lapse(ticket, its_weight, tonumber(call('ZSCORE', holders, ticket) or 0))
+    else
+      remove_waiter(ticket)
+    end
   end
   more = grant_waiting()
   if call('ZCARD', queue) == 0 and used + weight > capacity and reap(BATCH) == BATCH then more = 1 end
@@ -152,17 +163,20 @@ if wait == 0 or used < capacity or was_capacity ~= capacity or (record and not q
   ahead, wait = call('ZCARD', queue), soonest()
 end
 
-if arrival > 0 and not queued_since then -- count from its former position: some waiters arrived after it
-  ahead = call('ZCOUNT', queue, '-inf', format('(%d', arrival))
+-- A priority moves a request forward by a bounded number of arrivals: so many later ones, and no more, may pass an earlier one.
+local its_sequence = arrival > 0 and arrival or sequence + 1 - 10 * priority
+local before = ahead -- how many are granted first
+if not queued_since and (arrival > 0 or priority ~= 0) then
+  before = call('ZCOUNT', queue, '-inf', format('(%d', its_sequence))
 end
 
 if queued_since then
-  ahead = call('ZRANK', queue, ticket)
-  if not ahead then -- granted just now
+  before = call('ZRANK', queue, ticket)
+  if not before then -- granted just now
     local _, its_fence, _, since = parse(call('HGET', state, 't' .. ticket))
     return held(its_fence, since, tonumber(call('ZSCORE', holders, ticket)))
   end
-elseif ahead == 0 and used + weight <= capacity then
+elseif before == 0 and used + weight <= capacity then
   return grant()
 elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
   -- Only live waiters count. The queue may contain dead ones behind its head if a place has lapsed since the last full
@@ -187,16 +201,15 @@ elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
 end
 if waiter_lease == 0 then return {tag, BUSY, more} end
 
-local its_sequence = arrival > 0 and arrival or sequence + 1
 if queued_since then
   its_sequence = tonumber(call('ZSCORE', queue, ticket))
 else
   call('ZADD', queue, format('%d', its_sequence), ticket)
-  set('s', format('%d', math.max(sequence, its_sequence)))
+  set('s', format('%d', arrival > 0 and math.max(sequence, arrival) or sequence + 1))
   local new_place = call('ZADD', waiters, 'GT', format('%d', deadline), place) == 1
   if new_place then share.forget() end
   new_waiter = new_place or ahead == 0
 end
 write('0', queued_since or format('%d', now))
 commit(deadline, idle)
-return {tag, QUEUED, its_sequence, ahead, wait, capacity, was_declared, more, now}
+return {tag, QUEUED, its_sequence, before, wait, capacity, was_declared, more, now}

@@ -1,11 +1,13 @@
 -- inspect: returns a snapshot of the resource, or a page of it, without expired entries. Writes nothing.
 -- KEYS: state holders queue waiters
--- ARGV: tag most_holders most_waiters bytes after_deadline after_ticket after_sequence
---       (bytes: the approximate size limit of the reply; the last three: where the previous page ended, "" for the first)
+-- ARGV: tag most_holders most_waiters bytes after_deadline after_ticket after_sequence most_counted
+--       (bytes: the approximate size limit of the reply; the next three: where the previous page ended, "" for the first;
+--       most_counted: past so many live waiters the others are counted without a check)
 -- Reply: {tag, now, fence, capacity, in_use, waiting, {ticket, deadline, record, ...}, {ticket, record, ...}, {deadline, ticket,
 --        sequence}}; the last list is the last three arguments of the next page, {} if there is none
---        (waiting: live waiters, counted up to `most_waiters` + 1, and past at most 5,000 dead ones)
--- Cost: O(b + log n) for a reply of b entries.
+--        (in_use: the weights of all holders; those with fence 0 stand for a lock delay; waiting: how many wait; dead ones past
+--        the first 5,000 requests are counted until the queue reaches them)
+-- Cost: O(b + c + log n) for a reply of b entries, with c waiters checked.
 local tag, most_holders, most_waiters, bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local after_deadline, after_ticket, after_sequence = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
 
@@ -13,9 +15,11 @@ local after_deadline, after_ticket, after_sequence = tonumber(ARGV[5]), ARGV[6],
 --#include queue
 read('')
 local PAGE = 50 * BATCH
-for _, ticket in ipairs(call('ZRANGEBYSCORE', holders, '-inf', now, 'LIMIT', 0, BATCH * 10)) do
-  local text = call('HGET', state, 't' .. ticket)
-  used = used - (text and parse(text) or 1)
+local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'WITHSCORES', 'LIMIT', 0, BATCH * 10)
+local delay = #lapsed > 0 and tonumber(call('HGET', state, 'y') or 0) or 0
+for i = 1, #lapsed, 2 do
+  local text = call('HGET', state, 't' .. lapsed[i])
+  if string.byte(lapsed[i]) == 255 or lapsed[i + 1] + delay <= now then used = used - (text and parse(text) or 1) end
 end
 
 -- The rank of the first live holder after the previous page; the last holder of that page may be gone or renewed since.
@@ -38,24 +42,39 @@ for i = 1, #live, 2 do
 end
 local more = listed < most_holders and first + listed < call('ZCARD', holders)
 
-local queued, waiting, seen = {}, 0, 0
-first = after_sequence and call('ZCOUNT', queue, '-inf', format('%.17g', after_sequence)) or 0
-for i, ticket in ipairs(call('ZRANGE', queue, first, first + math.min(most_waiters, PAGE) + PAGE)) do
-  if bytes <= 0 then break end
+local function waiter(ticket)
   local text = call('HGET', state, 't' .. ticket) or ''
   local _, _, _, _, place, request = parse(text)
-  if place and lasts(place, request) then
-    waiting = waiting + 1
-    if waiting > most_waiters then break end
+  return place and lasts(place, request) and text
+end
+
+local queued, seen = {}, 0
+listed = 0
+first = after_sequence and call('ZCOUNT', queue, '-inf', format('%.17g', after_sequence)) or 0
+for i, ticket in ipairs(call('ZRANGE', queue, first, first + math.min(most_waiters, PAGE) + PAGE)) do
+  if bytes <= 0 or listed >= most_waiters then break end
+  local text = waiter(ticket)
+  if text then
     queued[#queued + 1], queued[#queued + 2] = ticket, text
-    bytes = bytes - #ticket - #text
+    bytes, listed = bytes - #ticket - #text, listed + 1
   end
   seen = i
 end
 if seen > 0 then
   after_sequence = tonumber(call('ZRANGE', queue, first + seen - 1, first + seen - 1, 'WITHSCORES')[2])
 end
-more = more or (waiting < most_waiters and first + seen < call('ZCARD', queue))
+local queue_length = call('ZCARD', queue)
+more = more or (listed < most_waiters and first + seen < queue_length)
+
+local waiting, checked = 0, call('ZRANGE', queue, 0, PAGE - 1)
+for i, ticket in ipairs(checked) do
+  if waiting >= tonumber(ARGV[8]) then
+    waiting = waiting + #checked - i + 1
+    break
+  end
+  if waiter(ticket) then waiting = waiting + 1 end
+end
+waiting = waiting + queue_length - #checked
 local after = {}
 if more then
   for i, value in ipairs({after_deadline or '', after_ticket, after_sequence or ''}) do

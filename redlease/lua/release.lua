@@ -83,9 +83,13 @@ if record then
   end
   if hit then
     if held_fence ~= '0' then
-      local deadline = call('ZSCORE', holders, ticket)
-      if deadline and tonumber(deadline) > now then released = 1 end
-      remove_holder(ticket, weight)
+      local deadline = tonumber(call('ZSCORE', holders, ticket) or 0)
+      if deadline > now then
+        released = 1
+        remove_holder(ticket, weight)
+      else
+        lapse(ticket, weight, deadline)
+      end
     else
       call('ZCARD', holders)
       if lasts(place, request) then released = 1 end

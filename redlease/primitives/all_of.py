@@ -54,7 +54,7 @@ class AllRequest:
         self._names = [part.pool.name for part in units]
         self._parts = _merged(units)
         for part in self._parts.values():
-            part.check(options["owner"], options["ticket"], options["metadata"])
+            part.check(options["owner"], options["ticket"], options["metadata"], options["priority"])
 
     def __repr__(self) -> str:
         state = "not entered" if self._stack is None else "entered"

@@ -52,6 +52,7 @@ class PrimitiveFactory:
         waiter_lease: Duration | None = None,
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
+        lock_delay: Duration | None = None,
     ) -> Lock:
         """Makes the lock of that name, a semaphore of capacity 1.
 
@@ -62,12 +63,15 @@ class PrimitiveFactory:
             waiter_lease: See the class.
             idle_ttl: See the class.
             max_waiters: An acquire raises `QueueFull` at once if so many requests wait already.
+            lock_delay: Seconds for which the units of a holder whose lease ended without a release stay in use, so that
+                what it sent late arrives before the next holder begins. It is a setting of the resource, which the next
+                acquire stores; None leaves it as it is, at first 0. At most `idle_ttl`.
 
         Raises:
             ValueError: A parameter is wrong.
             RedleaseError: The client is closed.
         """
-        usual = self._wish(1, lease, owner, waiter_lease, idle_ttl, max_waiters)
+        usual = self._wish(1, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay)
         return Lock(self.tickets, self._resource(name), usual)
 
     def semaphore(
@@ -80,6 +84,7 @@ class PrimitiveFactory:
         waiter_lease: Duration | None = None,
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
+        lock_delay: Duration | None = None,
     ) -> Semaphore:
         """Makes the semaphore of that name.
 
@@ -91,13 +96,16 @@ class PrimitiveFactory:
             waiter_lease: See the class.
             idle_ttl: See the class.
             max_waiters: An acquire raises `QueueFull` at once if so many requests wait already.
+            lock_delay: Seconds for which the units of a holder whose lease ended without a release stay in use, so that
+                what it sent late arrives before the next holder begins. It is a setting of the resource, which the next
+                acquire stores; None leaves it as it is, at first 0. At most `idle_ttl`.
 
         Raises:
             ValueError: A parameter is wrong.
             RedleaseError: The client is closed.
         """
         limits.checked_count("capacity", capacity)
-        usual = self._wish(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters)
+        usual = self._wish(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay)
         return Semaphore(self.tickets, self._resource(name), usual)
 
     def rwlock(
@@ -109,13 +117,14 @@ class PrimitiveFactory:
         waiter_lease: Duration | None = None,
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
+        lock_delay: Duration | None = None,
     ) -> RWLock:
         """Makes the read-write lock of that name: any number of readers, or one writer.
 
         A lock or semaphore of the same name would be the same resource with another capacity: give each its own name.
         The parameters and errors are those of `lock`.
         """
-        usual = self._wish(limits.CAPACITY_MAX, lease, owner, waiter_lease, idle_ttl, max_waiters)
+        usual = self._wish(limits.CAPACITY_MAX, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay)
         return RWLock(self.tickets, self._resource(name), usual)
 
     def all(
@@ -125,6 +134,7 @@ class PrimitiveFactory:
         ticket: str | None = None,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
+        priority: int = 0,
         on_lost: OnLost = "cancel",
         max_hold: Duration | None = None,
     ) -> AllRequest:
@@ -139,6 +149,7 @@ class PrimitiveFactory:
             ticket: This and the following are those of `Semaphore.hold`, for each of the resources.
             owner: See there.
             metadata: See there.
+            priority: See there.
             on_lost: "cancel" cancels the body when one of the permits is lost, "signal" only sets `holds.lost`.
             max_hold: See there.
 
@@ -146,7 +157,8 @@ class PrimitiveFactory:
             ValueError: A parameter is wrong, or a resource is given with two capacities. Entering the block raises what
                 `Semaphore.hold` does, and then holds nothing.
         """
-        options = {"ticket": ticket, "owner": owner, "metadata": metadata, "on_lost": on_lost, "max_hold": max_hold}
+        options: dict[str, Any] = {"ticket": ticket, "owner": owner, "metadata": metadata, "priority": priority}
+        options |= {"on_lost": on_lost, "max_hold": max_hold}
         return AllRequest(parts, timeout, options)
 
     def leader(
@@ -263,6 +275,7 @@ class PrimitiveFactory:
         waiter_lease: Duration | None,
         idle_ttl: Duration | None,
         max_waiters: int | None,
+        lock_delay: Duration | None,
     ) -> AcquireOptions:
         terms = options.changed_terms(
             self._terms,
@@ -272,6 +285,7 @@ class PrimitiveFactory:
             waiter_lease=waiter_lease,
             idle_ttl=idle_ttl,
             max_waiters=max_waiters,
+            lock_delay=lock_delay,
         )
         return AcquireOptions.usual(terms)
 

@@ -41,9 +41,9 @@ class Units(NamedTuple):
         """The weight of the permit that is acquired."""
         return self.weight * self.pool._usual.weight
 
-    def check(self, owner: str | None, ticket: str | None, metadata: dict[str, str] | None) -> None:
+    def check(self, owner: str | None, ticket: str | None, metadata: dict[str, str] | None, priority: int) -> None:
         """Raises ValueError for a parameter that an acquire of these units would refuse."""
-        self.pool._usual.changed(None, ticket, self.weight, owner, metadata)
+        self.pool._usual.changed(None, ticket, self.weight, owner, metadata, priority=priority)
 
 
 class Semaphore(ResourceControl):
@@ -70,6 +70,7 @@ class Semaphore(ResourceControl):
         weight: int = 1,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
+        priority: int = 0,
         on_lost: OnLost = "cancel",
         max_hold: Duration | None = None,
     ) -> HoldRequest:
@@ -84,6 +85,8 @@ class Semaphore(ResourceControl):
             weight: Units to hold.
             owner: The name shown as holder.
             metadata: Shown by `inspect()`.
+            priority: From -100 to 100. The request may be served before up to ten earlier ones for each step that its
+                priority is above theirs; those of equal priority are served in the order of arrival.
             on_lost: "cancel" cancels the body when the permit is lost, "signal" only sets `hold.lost`.
             max_hold: Seconds after which renewal stops and the lease runs out.
 
@@ -99,7 +102,7 @@ class Semaphore(ResourceControl):
             ValueError: A parameter is wrong, or the weight can never fit.
         """
         fate = checked_hold_options(on_lost, max_hold)
-        wish = self._usual.changed(timeout, ticket, weight, owner, metadata)
+        wish = self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority)
         return HoldRequest(self._resource.name, self._obtain, wish, fate)
 
     def guarded(
@@ -110,6 +113,7 @@ class Semaphore(ResourceControl):
         weight: int = 1,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
+        priority: int = 0,
         on_lost: OnLost = "cancel",
         max_hold: Duration | None = None,
     ) -> Decorator:
@@ -125,6 +129,7 @@ class Semaphore(ResourceControl):
             weight: See `hold`.
             owner: See `hold`.
             metadata: See `hold`.
+            priority: See `hold`.
             on_lost: See `hold`.
             max_hold: See `hold`.
 
@@ -137,12 +142,18 @@ class Semaphore(ResourceControl):
             ... async def ship(order: Order, hold: Hold | None = None) -> None: ...
         """
         checked_hold_options(on_lost, max_hold)
-        self._usual.changed(timeout, None, weight, owner, metadata)
+        self._usual.changed(timeout, None, weight, owner, metadata, priority=priority)
 
         def request(key: str | None) -> HoldRequest:
             pool = self if key is None else self._named(f"{self.name}:{key}")
             return pool.hold(
-                timeout=timeout, weight=weight, owner=owner, metadata=metadata, on_lost=on_lost, max_hold=max_hold
+                timeout=timeout,
+                weight=weight,
+                owner=owner,
+                metadata=metadata,
+                priority=priority,
+                on_lost=on_lost,
+                max_hold=max_hold,
             )
 
         return Decorator(request, key)
@@ -163,13 +174,16 @@ class Semaphore(ResourceControl):
         weight: int = 1,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
+        priority: int = 0,
     ) -> Permit:
         """Acquires a permit as data, which redlease does not renew: it expires after `lease` seconds.
 
         The caller renews it with `renew` and ends it with `release`; `hold()` does both by itself. The parameters and
         errors are those of `hold`, except `on_lost`, `max_hold` and `LeaseLost`.
         """
-        permit = await self._acquire_permit(self._usual.changed(timeout, ticket, weight, owner, metadata))
+        permit = await self._acquire_permit(
+            self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority)
+        )
         if permit is None:
             raise not_queued(self.name, ticket)
         return permit

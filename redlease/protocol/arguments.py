@@ -18,6 +18,7 @@ class Terms(NamedTuple):
     waiter_lease_ms: int = 10_000
     max_waiters: int | None = None
     idle_ttl_ms: int = 86_400_000
+    lock_delay_ms: int | None = None
 
 
 class AcquireRequest(NamedTuple):
@@ -68,11 +69,14 @@ def _place_and_arrival(place: str, arrival: int | str) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def pack_terms(terms: Terms, weight: int, written: str, *, queue: bool = True) -> bytes:
+def pack_terms(terms: Terms, weight: int, written: str, *, priority: int = 0, queue: bool = True) -> bytes:
     """Packs the arguments that many acquires share; `queue`: the request may wait for its grant."""
     waiter_lease_ms = terms.waiter_lease_ms if queue else 0
     most = -1 if terms.max_waiters is None else terms.max_waiters
-    return pack(weight, terms.lease_ms, terms.capacity, waiter_lease_ms, most, terms.idle_ttl_ms, written)
+    asked: int | str = weight
+    if priority or terms.lock_delay_ms is not None:
+        asked = f"{weight} {priority} {'' if terms.lock_delay_ms is None else terms.lock_delay_ms}"
+    return pack(asked, terms.lease_ms, terms.capacity, waiter_lease_ms, most, terms.idle_ttl_ms, written)
 
 
 def release_tail(ask: AcquireRequest, fence: int | None, tombstone_ms: int) -> bytes:

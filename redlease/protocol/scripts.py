@@ -53,7 +53,9 @@ ADOPT = operation("adopt", "ticket fence request place lease_ms refence idle_ttl
 BEAT = operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
 REDUCE = operation("reduce", "ticket fence weight idle_ttl_ms")
 RESIZE = operation("resize", "capacity idle_ttl_ms")
-INSPECT = operation("inspect", "most_holders most_waiters bytes after_deadline after_ticket after_sequence")
+INSPECT = operation(
+    "inspect", "most_holders most_waiters bytes after_deadline after_ticket after_sequence most_counted"
+)
 CHECK = operation("check", "ticket fence")
 WATCH = operation("watch", "watch_ms")
 PROBE = Script("probe", "channel", read_lua("redlease", "probe"))

@@ -13,6 +13,8 @@ from redlease.models import Permit, Snapshot, Waiter
 PAGE_BYTES = 500_000
 SNAPSHOT_LIMIT = 1000  # the default limit of holders, and of waiters, in a snapshot
 LOOKS_AT_ONCE = 8  # pages that one client requests at a time, for the same reason
+CHECKED_MOST = 5000  # waiters that one call checks to count the live ones
+DELAY = b"\xff"  # what the name of an entry begins with that stands for a lock delay, not for a permit
 LOSSES_MOST = 2  # lost connections after which a page is not requested again: its size may be the cause
 
 
@@ -23,32 +25,33 @@ class Reading:
         self._resource = resource
         self._declared = declared
         self._limit = limit
-        self._after: list[str] | None = ["", "", ""]
-        self._head: tuple[int, int, int] = (0, 0, 0)
+        self._after: list[bytes] | None = [b"", b"", b""]
+        self._head: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
         self._holders: dict[str, Permit] = {}
         self._waiters: dict[str, Waiter] = {}
 
     @property
-    def args(self) -> tuple[int | str, ...] | None:
+    def args(self) -> tuple[int | bytes, ...] | None:
         """The arguments of the next call; None after the last page."""
         if self._after is None:
             return None
-        return self._limit - len(self._holders), self._limit - len(self._waiters), PAGE_BYTES, *self._after
+        most_holders, most_waiters = self._limit - len(self._holders), self._limit - len(self._waiters)
+        return most_holders, most_waiters, PAGE_BYTES, *self._after, CHECKED_MOST
 
     def add(self, reply: list[Any]) -> None:
         """Adds a reply of inspect, without its tag. A later page replaces what an earlier one said of a ticket."""
-        now, fence, capacity, _, _, held, queued, after = reply
-        self._head = now, fence, capacity
+        now, fence, capacity, in_use, waiting, held, queued, after = reply
+        self._head = now, fence, capacity, in_use, waiting
         self._holders |= {permit.ticket: permit for permit in _read_holders(self._resource, capacity, held)}
         self._waiters |= {waiter.ticket: waiter for waiter in _read_waiters(queued)}
-        self._after = [text.decode() for text in after] if after else None
+        self._after = after or None
 
     def snapshot(self) -> Snapshot:
         """Returns the snapshot. A resource without state on the server gets the declared capacity."""
-        now, fence, capacity = self._head
+        now, fence, capacity, in_use, waiting = self._head
         holders = tuple(sorted(self._holders.values(), key=lambda permit: permit.fence))
         waiters = tuple(waiter for waiter in self._waiters.values() if waiter.ticket not in self._holders)
-        return Snapshot(self._resource, capacity or self._declared, holders, waiters, fence, now)
+        return Snapshot(self._resource, capacity or self._declared, holders, waiters, fence, now, in_use, waiting)
 
 
 def read_record(text: bytes) -> tuple[list[str], str, dict[str, str]]:
@@ -60,6 +63,8 @@ def read_record(text: bytes) -> tuple[list[str], str, dict[str, str]]:
 
 def _read_holders(resource: str, capacity: int, held: list[Any]) -> Iterator[Permit]:
     for ticket, deadline, text in zip(held[::3], held[1::3], held[2::3], strict=True):
+        if ticket.startswith(DELAY):
+            continue
         (weight, fence, lease, since, _, _), owner, metadata = read_record(text)
         yield Permit(
             *(resource, ticket.decode(), int(fence), int(weight), capacity, int(lease), int(since)),

@@ -150,8 +150,8 @@ class PendingAcquire:
 
     def _handed_over(self, granted: Granted) -> None:
         """Takes a grant from a message: its lease is the rest of the lease of the place that queued it."""
-        now_ms = clock.now_ms()
-        deadline_ms = None if self.place is None else self.place.confirmed_until_ms(self._asked_from)
+        now_ms, place = clock.now_ms(), self.place
+        deadline_ms = place.deadline_ms if place is not None and place.name == self._asked_from else None
         if (
             self._claim
             or deadline_ms is None
@@ -180,6 +180,10 @@ class PendingAcquire:
         if not self.on_due(now_ms):
             self.fail_if_refused()
         return self.future
+
+    def order(self) -> tuple[float, str]:
+        """Returns what the server orders the queue by; a request that is not queued comes last."""
+        return math.inf if self.sequence is None else self.sequence, self.ask.ticket
 
     def resized(self, capacity: int) -> None:
         """Fails the request if its weight can never fit into the new capacity."""
@@ -223,12 +227,8 @@ class QueuePlace:
         self.waiters: dict[str, PendingAcquire] = {}
 
     def _first(self) -> PendingAcquire | None:
-        queued = (waiting for waiting in self.waiters.values() if waiting.sequence is not None)
-        return min(queued, key=lambda waiting: waiting.sequence or 0, default=None)
-
-    def confirmed_until_ms(self, name: str) -> float | None:
-        """Returns the local time until which the server keeps the place of that name; None if not known."""
-        return self.deadline_ms if name == self.name else None
+        first = min(self.waiters.values(), key=PendingAcquire.order, default=None)
+        return None if first is None or first.sequence is None else first
 
     def queued(self, sent_ms: float, lease_ms: int, queued: Queued) -> None:
         """Records that the server queued a waiter and keeps the place for at least `lease_ms`."""
@@ -311,7 +311,7 @@ class QueuePlace:
         name = self.resource.name
         logger.warning("resource %r: the place in the queue lapsed; queueing anew", name, extra=about(name))
         now_ms = clock.now_ms()
-        for waiting in sorted(self.waiters.values(), key=lambda waiting: waiting.sequence or 2**62):
+        for waiting in sorted(self.waiters.values(), key=PendingAcquire.order):
             waiting.sequence = None
             if waiting.on_lapsed is None:
                 self.session.keeper.schedule.at(now_ms, waiting)

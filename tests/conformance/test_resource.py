@@ -50,14 +50,37 @@ async def test_inspect_of_nothing(client: Redlease, raw: redis.asyncio.Redis, pr
 
 
 async def test_inspect_has_a_limit(client: Redlease) -> None:
-    """A long list is cut to its first entries."""
-    pool = client.semaphore("r", capacity=5)
-    for number in range(5):
-        await pool.acquire(ticket=f"h{number}")
+    """A long list is cut to its first entries; the totals count all of them."""
+    pool = client.semaphore("r", capacity=9)
+    for number, weight in enumerate((1, 2, 3, 1, 2)):
+        await pool.acquire(ticket=f"h{number}", weight=weight)
     tasks = [(await queue_up(pool, 1, ticket=f"w{number}"))[0] for number in range(4)]
     snapshot = await pool.inspect(limit=2)
     assert [permit.ticket for permit in snapshot.holders] == ["h0", "h1"]
     assert [waiter.ticket for waiter in snapshot.waiters] == ["w0", "w1"]
+    assert (snapshot.in_use, snapshot.waiting) == (9, 4)
+    await cancel(*tasks)
+
+
+async def test_totals_count_the_living(make_client: MakeClient, engine: str) -> None:
+    """What lapsed is in no total: neither a permit nor the waiters of a client that is gone, wherever they stand."""
+    client, gone = await make_client(), await make_client(waiter_lease=0.3)
+    pool, other = client.semaphore("r", capacity=3), gone.semaphore("r", capacity=3)
+    await pool.acquire(weight=2)
+    await client.semaphore("r", capacity=3, lease=0.3).acquire()
+    tasks = [
+        (await queue_up(each, 1, ticket=ticket, weight=2))[0]
+        for each, ticket in ((pool, "a"), (other, "b"), (pool, "c"), (other, "d"))
+    ]
+    assert (await pool.inspect()).waiting == 4
+    await gone.abandon()
+
+    async def only_the_living() -> bool:
+        snapshot = await pool.inspect(limit=1)
+        return (snapshot.in_use, snapshot.waiting) == (2, 2)
+
+    await eventually(only_the_living)
+    assert [waiter.ticket for waiter in (await pool.inspect()).waiters] == ["a", "c"]
     await cancel(*tasks)
 
 

@@ -51,14 +51,27 @@ local function count_excess()
   excess = used - count
 end
 
+-- Removes a holder whose lease has ended. With a lock delay its units stay in use for that long after it, held under a name that
+-- begins with a byte that no ticket, being UTF-8, contains.
+local function lapse(ticket, weight, ended)
+  remove_holder(ticket, weight)
+  local until_ms = ended + tonumber(call('HGET', state, 'y') or 0)
+  if until_ms > now and string.byte(ticket) ~= 255 then
+    local name = string.char(255) .. ticket
+    call('HSET', state, 't' .. name, format('%d 0 0 %d - - ', weight, now))
+    lease_until(name, until_ms)
+    used, excess = used + weight, excess + weight - 1
+  end
+end
+
 -- Removes holders whose lease has ended, at most `limit`, and returns how many.
 local function reap(limit)
-  local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'LIMIT', 0, limit)
-  for _, ticket in ipairs(lapsed) do
-    remove_holder(ticket, parse(call('HGET', state, 't' .. ticket) or '') or 1)
+  local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
+  for i = 1, #lapsed, 2 do
+    lapse(lapsed[i], parse(call('HGET', state, 't' .. lapsed[i]) or '') or 1, tonumber(lapsed[i + 1]))
   end
   count_excess()
-  return #lapsed
+  return #lapsed / 2
 end
 
 -- Grants from the head of the queue while the next live waiter fits; returns 1 if it stopped at the batch limit.

@@ -344,7 +344,9 @@ class QueueState:
             for each in self.queue[:limit]
         ]
         permits = tuple(each.permit for each in self.holders[:limit])
-        return Snapshot(self.resource, self.capacity, permits, tuple(waiters), self.fence, now_ms)
+        in_use = sum(each.permit.weight for each in self.holders)
+        totals = (in_use, len(self.queue))
+        return Snapshot(self.resource, self.capacity, permits, tuple(waiters), self.fence, now_ms, *totals)
 
     def size(self) -> int:
         """The approximate size of the state in bytes."""

@@ -153,6 +153,8 @@ class SlotActivities:
             tuple(Waiter(each.ticket, 1, each.requester.workflow_id, {}, 0) for each in waiters.values())[:limit],
             max((seen.permit.fence for seen in held), default=0),
             0,
+            len(held),
+            len(waiters),
         )
 
     # Implementation
