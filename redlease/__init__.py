@@ -14,7 +14,7 @@ from .errors import (
     Unavailable,
     Withdrawn,
 )
-from .models import Permit, Snapshot, Waiter
+from .models import Permit, Position, Snapshot, Waiter
 
 if TYPE_CHECKING:
     from .client import Redlease
@@ -45,6 +45,7 @@ __all__ = [
     "NotReplicated",
     "OnLost",
     "Permit",
+    "Position",
     "QueueFull",
     "RWLock",
     "Redlease",

@@ -63,6 +63,20 @@ class Waiter:
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """Where a request stands in the queue.
+
+    Attributes:
+        place: 1 if it is granted next, 2 after one other, and so on; 0 if it holds a permit.
+        estimated_wait: About how many seconds it will wait; None if nothing is known yet. It assumes that holds last as
+            long as those did, on average, whose release others waited for last.
+    """
+
+    place: int
+    estimated_wait: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A resource as it was at one moment.
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from . import clock
 from .hold import lease_lost, lease_of
-from .models import Snapshot
+from .models import Position, Snapshot
 from .protocol import scripts
 from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
 from .protocol.encoding import Resource
@@ -272,6 +272,11 @@ class Tickets:
         """How much of the resource is in use, and how many requests wait."""
         answer = await self._connection.call(resource, scripts.INSPECT, 0, 0, 1, "", "", "", 1)
         return Occupancy(*answer.values[2:5])
+
+    async def position(self, resource: Resource, ticket: str) -> Position | None:
+        """Where a ticket stands in the queue; None if it neither waits nor holds a permit."""
+        place, wait_ms = (await self._connection.call(resource, scripts.POSITION, ticket, ticket=ticket)).values
+        return None if place < 0 else Position(place, None if wait_ms < 0 else wait_ms / 1000)
 
     async def resize(self, resource: Resource, capacity: int, *, idle_ttl_ms: int) -> bool:
         """Sets the capacity; returns whether there is more to do than one call may."""

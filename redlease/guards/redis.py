@@ -11,7 +11,7 @@ from redis.crc import key_slot
 
 from redlease import limits
 from redlease.errors import RedleaseError, Unavailable
-from redlease.protocol.encoding import Resource, hash_tag
+from redlease.protocol.encoding import Resource, bulk, hash_tag, pack
 from redlease.protocol.scripts import Script, read_lua
 from redlease.tickets import Tickets
 from redlease.transport.cluster import Cluster
@@ -40,7 +40,7 @@ class Call(Resource):
 
     def __init__(self, key: GuardKey, keys: Sequence[Key], args: Sequence[Value]) -> None:
         self.name, self.state_key = key.name, key.state_key
-        self.packed_keys = b"".join([*map(_bulk, keys), key.packed_keys, *map(_bulk, args)])
+        self.packed_keys = pack(*keys) + key.packed_keys + pack(*args)
 
 
 class RunScript(Script):
@@ -50,15 +50,10 @@ class RunScript(Script):
         # It begins on the first line, so that the lines in the server's errors are those of the user's script.
         super().__init__("run", "fence idle_ttl_ms", f"local theirs = function() {lua}\nend\n{_GUARD}", keys=keys + 1)
         text, count = self.text.encode(), 3 + keys + 1 + args + len(self.args)
-        self.head = b"*%d\r\n$4\r\nEVAL\r\n%b%b" % (count, _bulk(text), _bulk(keys + 1))
+        self.head = b"*%d\r\n$4\r\nEVAL\r\n%b%b" % (count, bulk(text), pack(keys + 1))
 
 
 _run_script = lru_cache(maxsize=SCRIPTS_KEPT)(RunScript)
-
-
-def _bulk(value: Value) -> bytes:
-    data = value if isinstance(value, bytes) else str(value).encode()
-    return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
 class Guard:

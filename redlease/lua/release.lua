@@ -12,10 +12,11 @@ local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV
 
 -- What is usual: the holder's own client releases a live permit of weight 1, and the queue is empty, or its head fits and no
 -- further waiter does. Same effect as the general path after it.
-local was = call('HMGET', state, 'f', 'e', 'c', 'k', 'w', 't' .. ticket)
+local was = call('HMGET', state, 'f', 'e', 'c', 'k', 'w', 't' .. ticket, 'h')
 if was[6] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + idle and now >= tonumber(was[5] or 0) then
   -- A request id that begins with "h" belongs to a hold, which must be notified when another client releases its permit.
-  local ends = string.match(was[6], '^1 (%d+)') == its_fence and call('ZSCORE', holders, ticket)
+  local held_fence, held_since = string.match(was[6], '^1 (%d+) %d+ (%d+)')
+  local ends = held_fence == its_fence and call('ZSCORE', holders, ticket)
   if its_request == '' and string.match(was[6], '^%d+ %d+ %d+ %d+ %S+ h') then ends = nil end
   if ends and tonumber(ends) > now then
     local waiting = call('ZCARD', queue)
@@ -38,7 +39,8 @@ if was[6] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + i
       call('ZREM', holders, ticket)
       call('HDEL', state, 't' .. ticket)
       call('HSET', state, 'f', its_fence, 't' .. head, '1 ' .. its_fence .. ' ' .. lease .. ' ' .. since .. ' '
-        .. channel .. epoch .. ' ' .. its_request .. ' ' .. label)
+        .. channel .. epoch .. ' ' .. its_request .. ' ' .. label,
+        'h', (7 * (was[7] or now - held_since) + now - held_since) / 8)
       local message = 'g ' .. its_request .. ' ' .. its_fence .. ' ' .. since .. ' ' .. format('%d', lapses) .. ' ' .. was[3]
       local is_beside = string.byte(channel) == 58 -- see `publish` in state.lua
       if is_beside then channel = state .. channel end
@@ -57,7 +59,7 @@ read(ticket)
 -- Read before the first write: after that a key of a wrong type can no longer stop the script.
 local queued = call('ZCARD', queue)
 if queued > 0 or tombstone > 0 then call('ZCARD', waiters) end
-local released = 0
+local released, lasted = 0, nil
 local changed = ticket == '' and expires > 0
 
 -- Sets a tombstone: late copies of that request grant nothing.
@@ -70,7 +72,7 @@ local function bury(request)
 end
 
 if record then
-  local weight, held_fence, _, _, place, request = parse(record)
+  local weight, held_fence, _, since, place, request = parse(record)
   local hit = its_fence == held_fence and held_fence ~= '0'
   if its_fence == '' then
     local was_there, rest = share.left(record, its_request)
@@ -85,7 +87,7 @@ if record then
     if held_fence ~= '0' then
       local deadline = tonumber(call('ZSCORE', holders, ticket) or 0)
       if deadline > now then
-        released = 1
+        released, lasted = 1, now - since
         remove_holder(ticket, weight)
       else
         lapse(ticket, weight, deadline)
@@ -109,7 +111,10 @@ if tombstone > 0 and its_request ~= '' then bury(its_request) end
 if tombstones > now then share.forget() end
 local more = 0
 if changed then
-  if queued > 0 then more = grant_waiting() end
+  if queued > 0 then
+    if lasted then set('h', format('%d', (7 * (call('HGET', state, 'h') or lasted) + lasted) / 8)) end
+    more = grant_waiting()
+  end
   commit(math.max(now, tombstones), idle)
 end
 return {tag, released, more}

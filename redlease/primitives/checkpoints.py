@@ -25,7 +25,7 @@ class SequenceKeys(Resource):
         limits.checked_text("id", id, ID_BYTES_MAX)
         key = f"{resource.state_key.decode().removesuffix('state')}sequence:{id}"
         self.name, self.state_key = resource.name, resource.state_key
-        self.packed_keys = resource.packed_keys + bulk(key)
+        self.packed_keys = resource.packed_keys + bulk(key.encode())
 
 
 CHECKPOINT = operation(

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Literal
 
 from redlease import limits
-from redlease.models import Snapshot
+from redlease.models import Position, Snapshot
 from redlease.options import AcquireOptions
 from redlease.protocol import snapshots
 from redlease.protocol.encoding import Resource
@@ -54,6 +54,22 @@ class ResourceControl:
         """
         capacity, in_use, waiting = await self._tickets.occupancy(self._resource)
         return waiting > 0 or in_use >= (capacity or self._terms.capacity)
+
+    async def position(self, ticket: str) -> Position | None:
+        """Returns where a request stands in the queue, and about how long it will wait, by its ticket.
+
+        Returns None if the ticket neither waits nor holds a permit.
+
+        Raises:
+            Unavailable: The server was not reached.
+            ValueError: It is not a valid ticket.
+
+        Example:
+            >>> (await pool.position("order-42")).place  # doctest: +SKIP
+            3
+        """
+        limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
+        return await self._tickets.position(self._resource, ticket)
 
     async def resize(self, capacity: int) -> None:
         """Sets the capacity. Granted permits stay; a waiter whose weight no longer fits gets ValueError.

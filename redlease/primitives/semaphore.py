@@ -141,20 +141,12 @@ class Semaphore(ResourceControl):
             >>> @client.lock("customer").guarded(key=lambda order: order.customer)  # doctest: +SKIP
             ... async def ship(order: Order, hold: Hold | None = None) -> None: ...
         """
-        checked_hold_options(on_lost, max_hold)
-        self._usual.changed(timeout, None, weight, owner, metadata, priority=priority)
+        fate = checked_hold_options(on_lost, max_hold)
+        wish = self._usual.changed(timeout, None, weight, owner, metadata, priority=priority)
 
         def request(key: str | None) -> HoldRequest:
             pool = self if key is None else self._named(f"{self.name}:{key}")
-            return pool.hold(
-                timeout=timeout,
-                weight=weight,
-                owner=owner,
-                metadata=metadata,
-                priority=priority,
-                on_lost=on_lost,
-                max_hold=max_hold,
-            )
+            return HoldRequest(pool.name, pool._obtain, wish, fate)
 
         return Decorator(request, key)
 

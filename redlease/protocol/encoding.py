@@ -7,15 +7,14 @@ from typing import ClassVar
 from redlease.limits import NAME_BYTES_MAX, checked_text
 
 
-def bulk(text: str | bytes) -> bytes:
+def bulk(data: bytes) -> bytes:
     """Encodes an argument as a bulk string."""
-    data = text.encode() if isinstance(text, str) else text
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-def pack(*args: str | int | bytes) -> bytes:
+def pack(*args: str | bytes | float) -> bytes:
     """Encodes arguments as bulk strings."""
-    return b"".join([bulk(arg if type(arg) is bytes else str(arg)) for arg in args])
+    return b"".join([bulk(arg if type(arg) is bytes else str(arg).encode()) for arg in args])
 
 
 def plain(*args: str) -> bytes:

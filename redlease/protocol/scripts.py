@@ -56,7 +56,8 @@ RESIZE = operation("resize", "capacity idle_ttl_ms")
 INSPECT = operation(
     "inspect", "most_holders most_waiters bytes after_deadline after_ticket after_sequence most_counted"
 )
+POSITION = operation("position", "ticket")
 CHECK = operation("check", "ticket fence")
 WATCH = operation("watch", "watch_ms")
 PROBE = Script("probe", "channel", read_lua("redlease", "probe"))
-SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, REDUCE, RESIZE, INSPECT, CHECK, WATCH)
+SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, REDUCE, RESIZE, INSPECT, POSITION, CHECK, WATCH)

@@ -1,0 +1,33 @@
+-- position: returns where a ticket stands in the queue, and about how long it will wait. Writes nothing.
+-- KEYS: state holders queue waiters
+-- ARGV: tag ticket
+-- Reply: {tag, place, wait_ms}
+--        (place: 1 is granted next, 0 holds a permit, -1 does neither; of the requests ahead, dead ones before the last 5,000 are
+--        counted; wait_ms: what is ahead divided by the capacity, times how long holds lasted of late; -1 if that is not known)
+-- Cost: O(k + log n) with k requests ahead.
+local tag, ticket = ARGV[1], ARGV[2]
+
+--#include state
+--#include queue
+read(ticket)
+local CHECKED = 50 * BATCH
+
+-- Returns the weight of a live waiter.
+local function waits(text)
+  local weight, _, _, _, place, request = parse(text or '')
+  return weight and lasts(place, request) and weight
+end
+
+local deadline = record and call('ZSCORE', holders, ticket)
+if deadline and tonumber(deadline) > now then return {tag, 0, 0} end
+local rank, units = record and call('ZRANK', queue, ticket), waits(record)
+if not rank or not units then return {tag, -1, -1} end
+local unchecked = math.max(0, rank - CHECKED)
+local place = 1 + unchecked
+units = units + unchecked
+for _, other in ipairs(rank > 0 and call('ZRANGE', queue, unchecked, rank - 1) or {}) do
+  local weight = waits(call('HGET', state, 't' .. other))
+  if weight then place, units = place + 1, units + weight end
+end
+local mean = call('HGET', state, 'h')
+return {tag, place, mean and math.ceil(mean * units / capacity) or -1}
