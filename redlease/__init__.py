@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .guards.redis import Guard
     from .hold import Hold, HoldRequest
     from .limits import Duration
-    from .options import OnLost
+    from .options import Durability, OnLost
     from .primitives.all_of import AllRequest, Holds
     from .primitives.checkpoints import SequenceProgress
     from .primitives.leader import Leader, Term
@@ -34,6 +34,7 @@ __version__ = "0.1.0"  # the build reads it for the wheel
 __all__ = [
     "AcquireTimeout",
     "AllRequest",
+    "Durability",
     "Duration",
     "Guard",
     "Hold",
@@ -67,6 +68,7 @@ __all__ = [
 # not be loaded, for example in the sandbox of a Temporal workflow.
 _LATER = {
     "AllRequest": "primitives.all_of",
+    "Durability": "options",
     "Duration": "limits",
     "Guard": "guards.redis",
     "Hold": "hold",

@@ -205,6 +205,7 @@ class Redlease(PrimitiveFactory):
         """Closes the connection without releasing anything: permits and places stay until adopted or expired."""
         self.session.closed = True
         self._keeper.schedule.close()
+        await self.tickets.close()
         await self._connection.close()
 
     async def close(self) -> None:
@@ -235,6 +236,7 @@ class Redlease(PrimitiveFactory):
                         await self._keeper.drained()
         finally:
             self._keeper.schedule.close()
+            await self.tickets.close()
             await self._connection.close()
             if self._server is not None:
                 await self._server.stop_async()

@@ -84,7 +84,10 @@ class Withdrawn(RedleaseError):
 
 
 class NotReplicated(RedleaseError):
-    """Raised when the server has fewer replicas than its `min-replicas-to-write`; nothing was changed."""
+    """Raised when fewer replicas than the server or the caller asks for would have a change, or have it.
+
+    With the server's `min-replicas-to-write` nothing was changed; with `durability` the grant was given back.
+    """
 
 
 class Unavailable(RedleaseError, TimeoutError):

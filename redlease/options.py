@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from redlease.protocol.arguments import Terms
@@ -11,6 +12,29 @@ from redlease.protocol.arguments import Terms
 from . import limits
 from .limits import Duration
 from .protocol import arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """How many replicas must have a grant before its caller gets it.
+
+    A primary that fails takes with it the writes that no replica has yet. With this, a grant outlives the failure of a
+    primary if one of those replicas is promoted, so that nobody else is granted the same units at once. It is no
+    consensus: a failover may choose another replica, and renewals and releases are not waited for. Fences and the lease
+    bound what is left.
+
+    Attributes:
+        replicas: How many.
+        timeout: Seconds to wait for them, after the grant; then the permit is given back, and `NotReplicated` raised.
+    """
+
+    replicas: int = 1
+    timeout: Duration = 0.5
+
+    def __post_init__(self) -> None:
+        limits.checked_count("replicas", self.replicas)
+        limits.milliseconds("timeout of Durability", self.timeout, 1)
+
 
 OnLost = Literal["cancel", "signal"]
 USUAL = (None, None, None, None, 0)  # timeout, ticket, owner, metadata and priority of most requests
@@ -31,6 +55,7 @@ def changed_terms(
     max_waiters: int | None = None,
     idle_ttl: Duration | None = None,
     lock_delay: Duration | None = None,
+    durability: Durability | None = None,
 ) -> Terms:
     """Returns the terms, changed by the parameters that are given; raises ValueError for a wrong one."""
     changes: dict[str, Any] = {}
@@ -48,6 +73,11 @@ def changed_terms(
         changes["idle_ttl_ms"] = limits.milliseconds("idle_ttl", idle_ttl, 1)
     if lock_delay is not None:
         changes["lock_delay_ms"] = limits.checked_lock_delay(lock_delay, changes.get("idle_ttl_ms", terms.idle_ttl_ms))
+    if durability is not None:
+        if not isinstance(durability, Durability):
+            raise ValueError(f"durability must be a Durability, not {durability!r}")
+        changes["replicas"] = durability.replicas
+        changes["replicas_ms"] = limits.milliseconds("timeout", durability.timeout, 1)
     return terms._replace(**changes) if changes else terms
 
 

@@ -15,18 +15,22 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
+
 from . import clock
+from .errors import RedleaseError
 from .hold import lease_lost, lease_of
 from .models import Position, Snapshot
 from .protocol import scripts
 from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
-from .protocol.encoding import Resource
+from .protocol.encoding import Resource, pack
 from .protocol.replies import Granted, Message, Queued, Status
 from .protocol.scripts import Script, read_lua
 from .protocol.snapshots import LOSSES_MOST, Reading
 from .session.leases import PendingRelease, Released
 from .session.queueing import Session
 from .transport.base import USUAL
+from .transport.replication import Demand, Replication
 
 __all__ = [
     "GONE",
@@ -104,6 +108,7 @@ class Tickets:
         self.session = session
         self._connection = session.connection
         self._prefix = prefix
+        self._replication = Replication()
 
     def resource(self, name: str) -> Resource:
         """Returns the resource of that name; raises ValueError if the name is not valid."""
@@ -158,6 +163,35 @@ class Tickets:
                 return Status(status)
 
     # Permits
+
+    async def replicate(self, ask: AcquireRequest, fence: int) -> int:
+        """Waits until replicas have the permit, as its terms ask for; returns how many have it in time.
+
+        Raises:
+            LeaseLost: The permit is no longer held.
+        """
+        resource, terms = ask.resource, ask.terms
+        pool = self._connection.endpoint_for(resource).pool
+        if pool is None:
+            raise self._connection.unavailable(resource, ask.ticket, terms.replicas_ms)
+        # A renewal is a write whose reply tells whether the permit is held: WAIT knows only of writes before it.
+        tail = pack("", ask.ticket, fence, terms.lease_ms, 0, terms.idle_ttl_ms)
+        command = scripts.RENEW.head + resource.packed_keys + tail
+        demand = Demand(terms.replicas, terms.replicas_ms)
+        try:
+            written = await self._replication.to(pool).write(command, demand)
+        except ResponseError as error:
+            raise RedleaseError(
+                f"resource {resource.name!r}: the server does not wait for replicas, so the grant of {ask.ticket!r} is "
+                f"given back. `durability` needs WAIT, and the right to call it (server: {error})",
+                resource=resource.name,
+                ticket=ask.ticket,
+            ) from error
+        except ConnectionError:
+            raise self._connection.unavailable(resource, ask.ticket, terms.replicas_ms) from None
+        if not written.reply[1]:
+            raise lease_lost(resource.name, ask.ticket, fence, GONE)
+        return written.replicas
 
     async def renew(
         self,
@@ -301,6 +335,10 @@ class Tickets:
     async def subscribe(self, channel: str, told: Callable[[bytes], None]) -> None:
         """Calls `told` with each payload published to a channel."""
         await self._connection.subscribe(channel, told)
+
+    async def close(self) -> None:
+        """Closes the connections that wait for replicas."""
+        await self._replication.close()
 
     # Further scripts
 

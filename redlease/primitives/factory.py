@@ -10,7 +10,7 @@ from redlease import limits, options
 from redlease.guards.redis import Guard
 from redlease.hold import Hold
 from redlease.limits import Duration
-from redlease.options import AcquireOptions, OnLost
+from redlease.options import AcquireOptions, Durability, OnLost
 from redlease.protocol.arguments import Terms
 from redlease.protocol.encoding import Resource
 from redlease.session.queueing import Session
@@ -53,6 +53,7 @@ class PrimitiveFactory:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
+        durability: Durability | None = None,
     ) -> Lock:
         """Makes the lock of that name, a semaphore of capacity 1.
 
@@ -66,12 +67,13 @@ class PrimitiveFactory:
             lock_delay: Seconds for which the units of a holder whose lease ended without a release stay in use, so that
                 what it sent late arrives before the next holder begins. It is a setting of the resource, which the next
                 acquire stores; None leaves it as it is, at first 0. At most `idle_ttl`.
+            durability: How many replicas must have a grant before the caller gets it; by default none.
 
         Raises:
             ValueError: A parameter is wrong.
             RedleaseError: The client is closed.
         """
-        usual = self._wish(1, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay)
+        usual = self._wish(1, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, durability)
         return Lock(self.tickets, self._resource(name), usual)
 
     def semaphore(
@@ -85,6 +87,7 @@ class PrimitiveFactory:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
+        durability: Durability | None = None,
     ) -> Semaphore:
         """Makes the semaphore of that name.
 
@@ -99,13 +102,14 @@ class PrimitiveFactory:
             lock_delay: Seconds for which the units of a holder whose lease ended without a release stay in use, so that
                 what it sent late arrives before the next holder begins. It is a setting of the resource, which the next
                 acquire stores; None leaves it as it is, at first 0. At most `idle_ttl`.
+            durability: How many replicas must have a grant before the caller gets it; by default none.
 
         Raises:
             ValueError: A parameter is wrong.
             RedleaseError: The client is closed.
         """
         limits.checked_count("capacity", capacity)
-        usual = self._wish(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay)
+        usual = self._wish(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, durability)
         return Semaphore(self.tickets, self._resource(name), usual)
 
     def rwlock(
@@ -118,13 +122,16 @@ class PrimitiveFactory:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
+        durability: Durability | None = None,
     ) -> RWLock:
         """Makes the read-write lock of that name: any number of readers, or one writer.
 
         A lock or semaphore of the same name would be the same resource with another capacity: give each its own name.
         The parameters and errors are those of `lock`.
         """
-        usual = self._wish(limits.CAPACITY_MAX, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay)
+        usual = self._wish(
+            limits.CAPACITY_MAX, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, durability
+        )
         return RWLock(self.tickets, self._resource(name), usual)
 
     def all(
@@ -276,6 +283,7 @@ class PrimitiveFactory:
         idle_ttl: Duration | None,
         max_waiters: int | None,
         lock_delay: Duration | None,
+        durability: Durability | None,
     ) -> AcquireOptions:
         terms = options.changed_terms(
             self._terms,
@@ -286,6 +294,7 @@ class PrimitiveFactory:
             idle_ttl=idle_ttl,
             max_waiters=max_waiters,
             lock_delay=lock_delay,
+            durability=durability,
         )
         return AcquireOptions.usual(terms)
 

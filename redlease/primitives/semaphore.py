@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from redlease import clock, limits
-from redlease.errors import RedleaseError
+from redlease.errors import NotReplicated, RedleaseError
 from redlease.hold import Blocks, HeldLease, Hold, HoldRequest, Obtained, lease_lost
 from redlease.limits import Duration
 from redlease.log import about
@@ -95,7 +95,7 @@ class Semaphore(ResourceControl):
             QueueFull: `max_waiters` requests wait already.
             Withdrawn: The request was removed from the queue by its ticket, or the client was closed.
             LeaseLost: The permit was lost while the body ran, or before it began.
-            NotReplicated: The server requires more replicas than it has.
+            NotReplicated: The server, or `durability`, asks for more replicas than there are.
             Unavailable: The server was unreachable when `timeout` was over, or, with a `timeout` of 0, during the
                 client's `call_timeout`. Like AcquireTimeout, it is a TimeoutError.
             RedleaseError: The server refused, or the client is closed.
@@ -391,6 +391,8 @@ class Semaphore(ResourceControl):
             # The event loop may have been blocked for longer than the lease: then ask again.
             while (now_ms := clock.now_ms()) >= waiting.deadline_ms and granted is not None:
                 granted = await waiting.anew(now_ms)
+            if ask.terms.replicas and granted is not None:
+                await self._replicated(waiting, granted.fence)
         except BaseException:
             self._session.give_up(waiting)
             forget_ticket()
@@ -400,6 +402,20 @@ class Semaphore(ResourceControl):
                 timer.cancel()
         self._session.leave(waiting)
         return waiting, granted, forget_ticket, now_ms
+
+    async def _replicated(self, waiting: PendingAcquire, fence: int) -> None:
+        """Waits until replicas have a grant; raises `NotReplicated` if too few have it in time."""
+        ask, sent_ms = waiting.ask, clock.now_ms()
+        terms = ask.terms
+        replicas = await self._tickets.replicate(ask, fence)
+        if replicas < terms.replicas:
+            raise NotReplicated(
+                f"resource {self.name!r}: {replicas} of {terms.replicas} replicas had the grant of ticket "
+                f"{ask.ticket!r} within {terms.replicas_ms / 1000:g} s; it is given back. Try again when they are back",
+                resource=self.name,
+                ticket=ask.ticket,
+            )
+        waiting.deadline_ms = sent_ms + terms.lease_ms - clock.SERVER_TICK_MS
 
     def _timer(self, waiting: PendingAcquire, timeout_ms: int) -> asyncio.TimerHandle:
         limit_ms = timeout_ms or self._connection.limit_ms  # with 0 the server grants or refuses at once

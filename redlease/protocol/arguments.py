@@ -10,7 +10,7 @@ from .encoding import Resource, pack
 
 
 class Terms(NamedTuple):
-    """The settings that a primitive sends with each acquire."""
+    """The settings of a primitive for each acquire. `replicas`: how many must have a grant, within `replicas_ms`."""
 
     owner: str
     lease_ms: int = 30_000
@@ -19,6 +19,8 @@ class Terms(NamedTuple):
     max_waiters: int | None = None
     idle_ttl_ms: int = 86_400_000
     lock_delay_ms: int | None = None
+    replicas: int = 0
+    replicas_ms: int = 0
 
 
 class AcquireRequest(NamedTuple):

@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from redis.asyncio import ConnectionPool
+
 from redlease import clock
 from redlease.errors import RedleaseError, Unavailable
 from redlease.protocol import encoding
@@ -68,6 +70,8 @@ class Answer(NamedTuple):
 class Endpoint(Protocol):
     """The connection that serves a resource now, ready or not."""
 
+    @property
+    def pool(self) -> ConnectionPool | None: ...  # that leads to the server, if it is known
     @property
     def ready(self) -> bool: ...
     @property

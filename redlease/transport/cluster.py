@@ -45,6 +45,7 @@ class Redirected(ErrorReply):
 class NoMaster:
     """The endpoint of a slot without a known master."""
 
+    pool = None
     ready = False
     refusal: RedleaseError | None = None
 

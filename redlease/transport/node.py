@@ -196,6 +196,8 @@ class Node(Connection):
 class ImportingNode:
     """A node that is importing a slot: it accepts a call on its keys only after ASKING."""
 
+    pool = None
+
     def __init__(self, node: Node) -> None:
         self._node = node
 

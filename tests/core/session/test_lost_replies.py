@@ -38,6 +38,7 @@ class Wire(Transport):
 
     ready = True
     channel = "c"
+    pool = None
     scripts = SCRIPTS
     trouble = ""
     refusal: RedleaseError | None = None
