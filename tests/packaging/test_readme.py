@@ -62,7 +62,7 @@ def test_an_example_runs_as_it_stands(code: str) -> None:
 
 def test_there_are_examples_of_every_kind() -> None:
     """The way they are found finds them all."""
-    assert len(EXAMPLES) == CORE.count("```python") == 14
+    assert len(EXAMPLES) == CORE.count("```python") == 16
     assert max(len([line for line in code.splitlines() if line.strip()]) for code in EXAMPLES) <= 15
 
 
@@ -79,7 +79,7 @@ def test_every_parameter_is_where_the_table_says(row: list[str]) -> None:
     name, of = row[0].strip("`"), [part.strip("` ") for part in row[1].split(",")]
     places: dict[str, list[Any]] = {
         "client": [Redlease, Redlease.from_url],
-        "primitive": [Redlease.lock, Redlease.semaphore],
+        "primitive": [Redlease.lock, Redlease.semaphore, Redlease.rwlock],
         "request": [Semaphore.hold, Semaphore.acquire, Semaphore.try_acquire],
         "semaphore": [Redlease.semaphore],
     }

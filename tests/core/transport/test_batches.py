@@ -37,7 +37,9 @@ async def test_dead_waiters_behind_a_thousand_live_ones(client: Redlease, make_c
     held = await client.lock("r").acquire()
     session = client.session
     alive = [asyncio.ensure_future(client.lock("r", waiter_lease=60).acquire()) for _ in range(1050)]
-    await eventually(lambda: len(session.pending) == 1050 and all(each.sequence for each in session.pending.values()))
+    await eventually(
+        lambda: len(session.pending) == 1050 and all(each.sequence for each in session.pending.values()), 30
+    )
     dying = [asyncio.ensure_future(dead.lock("r", waiter_lease=0.5).acquire()) for _ in range(60)]
     await eventually(
         lambda: len(dead.session.pending) == 60 and all(each.sequence for each in dead.session.pending.values())
@@ -46,7 +48,9 @@ async def test_dead_waiters_behind_a_thousand_live_ones(client: Redlease, make_c
     await asyncio.sleep(0.7)
     bounded = client.lock("r", max_waiters=1100)
     late = [asyncio.ensure_future(bounded.acquire(ticket=f"late{number}")) for number in range(50)]
-    await eventually(lambda: len(session.pending) == 1100 and all(each.sequence for each in session.pending.values()))
+    await eventually(
+        lambda: len(session.pending) == 1100 and all(each.sequence for each in session.pending.values()), 30
+    )
     with pytest.raises(QueueFull):
         await bounded.acquire()
     for task in (*alive, *dying, *late):
