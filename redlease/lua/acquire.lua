@@ -136,9 +136,10 @@ if queued_since then
   end
 end
 
--- Grant waiters only if an expiry or this call makes it possible; they come before this request.
+-- Grant waiters only if an expiry or this call makes it possible; they come before this request. A new declaration is stored
+-- even if it changes no capacity and the request is refused: it would undo a later resize otherwise.
 local more = 0
-if wait == 0 or used < capacity or was_capacity ~= capacity or (record and not queued_since) then
+if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or (record and not queued_since) then
   if not queued_since then call('HSET', state, 'c', capacity) end -- refused when out of memory, which ends the script here
   if record and not queued_since then
     local its_weight, its_fence = parse(record)

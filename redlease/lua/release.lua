@@ -77,7 +77,7 @@ if record then
     hit = its_request == '' or (was_there and not rest)
     if was_there and rest then -- other requests share the ticket and keep it
       call('PEXPIREAT', state, format('%d', expires)) -- allowed when out of memory, as are later writes
-      set('t' .. ticket, rest)
+      call('HSET', state, 't' .. ticket, rest) -- at once: a grant below reads it
       changed = true
     end
   end

@@ -138,6 +138,19 @@ async def test_a_resize_outlives_a_restart(client: Redlease, make_client: MakeCl
     assert (await again.inspect()).capacity == 3
 
 
+async def test_a_refused_declaration_counts(client: Redlease) -> None:
+    """A new value that equals the resized capacity is stored though its request is refused; repeated, it undoes nothing."""
+    pool = client.semaphore("r", capacity=2)
+    await pool.acquire(weight=2)
+    await pool.resize(3)
+    await pool.acquire()
+    again = client.semaphore("r", capacity=3)
+    assert await again.try_acquire() is None
+    await pool.resize(4)
+    assert await again.try_acquire(weight=2) is None
+    assert (await pool.inspect()).capacity == 4
+
+
 async def test_a_resource_may_be_sized_before_its_first_use(client: Redlease) -> None:
     """A resize of what nobody has used yet is not undone by the first declaration."""
     pool = client.semaphore("r", capacity=2)
