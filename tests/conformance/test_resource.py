@@ -139,7 +139,7 @@ async def test_a_resize_outlives_a_restart(client: Redlease, make_client: MakeCl
 
 
 async def test_a_refused_declaration_counts(client: Redlease) -> None:
-    """A new value that equals the resized capacity is stored though its request is refused; repeated, it undoes nothing."""
+    """A new value is stored though its request is refused, so that it does not undo a resize after that."""
     pool = client.semaphore("r", capacity=2)
     await pool.acquire(weight=2)
     await pool.resize(3)
