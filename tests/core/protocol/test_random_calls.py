@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,8 @@ from against_model import Comparison
 if TYPE_CHECKING:
     from servers import Server
 
+logger = logging.getLogger(__name__)
+
 TWO_OUTCOMES = ("release", "renew", "adopt", "reduce", "check")
 
 
@@ -21,6 +24,7 @@ def test_random_calls_do_what_the_model_does(server: Server, prefix: str, seed: 
     """Each reply, and all that inspect tells after it, is what the model says, and every outcome occurs."""
     comparison = Comparison(server, prefix, seed)
     comparison.run(1_000_000 if is_long else 4_000)
+    logger.info("%d calls, idle resources deleted: %d", comparison.seen.total(), comparison.forgotten)
     expected = {("acquire", status) for status in Status} | {(name, done) for name in TWO_OUTCOMES for done in (0, 1)}
     expected |= {("beat", status) for status in (Status.GRANTED, Status.QUEUED, Status.LAPSED)}
     assert expected <= comparison.seen.keys()
