@@ -128,12 +128,10 @@ end
 if weight > capacity then return {tag, MISFIT, capacity} end
 if waiter_lease > 0 and lapses and tonumber(lapses) <= now then return {tag, LAPSED} end
 
-if queued_since then
+if queued_since and waiter_lease > 0 then
   call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed when out of memory, as are later writes
-  if waiter_lease > 0 then
-    call('ZADD', waiters, 'GT', format('%d', deadline), place)
-    call('HSET', state, 't' .. ticket, share.record(weight, '0', lease, queued_since, place, claim, label))
-  end
+  call('ZADD', waiters, 'GT', format('%d', deadline), place)
+  call('HSET', state, 't' .. ticket, share.record(weight, '0', lease, queued_since, place, claim, label))
 end
 
 -- Grant waiters only if an expiry or this call makes it possible; they come before this request. A new declaration is stored

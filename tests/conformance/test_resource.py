@@ -158,6 +158,24 @@ async def test_a_resource_may_be_sized_before_its_first_use(client: Redlease) ->
     assert (await pool.acquire()).capacity == 3
 
 
+async def test_a_call_in_the_last_moment_of_a_resource_keeps_it(
+    client: Redlease, make_client: MakeClient, raw: redis.asyncio.Redis
+) -> None:
+    """A call in the millisecond in which the keys expire extends their life, and does not delete the state at once."""
+    catalog = client.rwlock("r")
+    state = catalog.read._resource.keys[0]
+    hold = await catalog.write.hold()
+    (waiting,) = await queue_up(catalog.write, 1, ticket="T")
+    other = (await make_client()).rwlock("r")
+    for call in (lambda: other.read.release("nobody"), lambda: other.write.try_acquire(ticket="T"), hold.downgrade):
+        await raw.hset(state, "k", "1")
+        await call()
+        (held,) = (await catalog.inspect()).holders
+        assert held.fence == hold.fence
+    await hold.release()
+    assert await catalog.write.release(await waiting)
+
+
 async def test_another_declaration_is_logged_once(
     make_client: MakeClient, engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:

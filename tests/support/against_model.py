@@ -98,7 +98,7 @@ class Comparison:
         try:
             for number, done in enumerate(range(0, calls, CALLS_EACH)):
                 self._begin(number)
-                self._use(line, min(CALLS_EACH, calls - done), pauses=number % 8 == 0)
+                self._use(line, min(CALLS_EACH, calls - done), pauses=number % 4 == 0)
         finally:
             line.close()
 
@@ -112,12 +112,14 @@ class Comparison:
         self._calls = RandomCalls(self._random, self._model, capacity, weights, [1 + longest // 4, longest])
 
     def _use(self, line: Line, calls: int, *, pauses: bool) -> None:
-        """Make so many calls of the resource; in a pause everything in it expires, and the server deletes it."""
+        """Make so many calls of the resource; in a pause everything in it expires, and the server may delete it."""
         keys = self._resource.packed_keys
         after = plain("GET", f"{self._resource.keys[0]}:clock") + NOTING["inspect"].head + keys + pack(0, *EVERYTHING)
         for first in range(0, calls, BATCH):
-            if pauses and first == calls // BATCH // 2 * BATCH:
-                time.sleep(2 * IDLE_MS / 1000)
+            if pauses and first % 200 == 100:
+                # Now and then until the very moment at which the server deletes the resource.
+                left_ms = self._model.kept_until - time.time() * 1000 + self._random.uniform(-1, 4)
+                time.sleep(self._random.choice([2 * IDLE_MS, max(0, left_ms)]) / 1000)
             drawn = [self._calls.call() for _ in range(min(BATCH, calls - first))]
             commands = [NOTING[name].head + keys + pack(0, *args) + after for name, args in drawn]
             replies = iter(line.send(commands, 3 * len(drawn)))
