@@ -170,8 +170,8 @@ async def test_a_call_in_the_last_moment_of_a_resource_keeps_it(
     for call in (lambda: other.read.release("nobody"), lambda: other.write.try_acquire(ticket="T"), hold.downgrade):
         await raw.hset(state, "k", "1")
         await call()
-        (held,) = (await catalog.inspect()).holders
-        assert held.fence == hold.fence
+        snapshot = await catalog.inspect()
+        assert [held.fence for held in snapshot.holders] == [hold.fence] == [snapshot.fence]
     await hold.release()
     assert await catalog.write.release(await waiting)
 
