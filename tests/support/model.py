@@ -153,6 +153,12 @@ class Model:
                 self.grant(queued, self.place_ends(queued))
             del self.queue[queued.ticket]
 
+    def make_way(self, weight: int) -> None:
+        """Grant the queue before a request is refused or queued, and remove expired permits if it does not fit then."""
+        self.advance()
+        if not self.queue and not self.fits(weight):
+            self.reap()
+
     def soonest(self) -> int:
         """Return the ms until an expiry can let a waiter proceed; -1: there is none."""
         ends = [held.deadline for held in self.held.values()]
@@ -236,7 +242,7 @@ class Model:
         if waiter_lease:
             queued.claims, queued.lease = claims, lease
             self.places[place] = max(self.places.get(place, 0), self.now + waiter_lease)
-        self.advance()
+        self.make_way(queued.weight)
         if queued.ticket in self.held:
             queued.claims, queued.lease = claims, lease
             queued.deadline = queued.deadline_from(self.now, lease)
@@ -248,9 +254,7 @@ class Model:
     def enter(self, entry: Entry, place: str, waiter_lease: int, most: int) -> Reply:
         """Grant a new request if nobody is ahead of it and it fits, or queue it."""
         if self.queue or not self.fits(entry.weight):
-            self.advance()
-        if not self.queue and not self.fits(entry.weight):
-            self.reap()
+            self.make_way(entry.weight)
         returns = entry.arrival > 0
         sequence = entry.arrival or self.sequence + 1
         entry.arrival = sequence
