@@ -97,6 +97,10 @@ class Servers:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what `make test` and `make test-rest` choose their tests with."""
     parser.addoption("--tier", choices=TIERS, help="run the tests of one tier only, as tests/README.md has it")
+    parser.addoption(
+        "--long", action="store_true", help="let the tests that `make test-long` runs take their full time"
+    )
+    parser.addoption("--seed", type=int, default=0, help="what those tests draw their random numbers from")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -187,6 +191,18 @@ def own_server(servers: Servers) -> Iterator[OwnServer]:
         yield lambda engine, *arguments, faketime=False: stack.enter_context(
             servers.own(engine, *arguments, faketime=faketime)
         )
+
+
+@pytest.fixture
+def is_long(pytestconfig: pytest.Config) -> bool:
+    """Whether this is `make test-long`."""
+    return bool(pytestconfig.getoption("long"))
+
+
+@pytest.fixture
+def seed(pytestconfig: pytest.Config) -> int:
+    """What random numbers are drawn from."""
+    return int(pytestconfig.getoption("seed"))
 
 
 @pytest.fixture

@@ -135,17 +135,16 @@ end
 if weight > capacity then return {tag, MISFIT, capacity} end
 if waiter_lease > 0 and lapses and tonumber(lapses) <= now then return {tag, LAPSED} end
 
-if queued_since then
+if queued_since and waiter_lease > 0 then
   call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed when out of memory, as are later writes
-  if waiter_lease > 0 then
-    call('ZADD', waiters, 'GT', format('%d', deadline), place)
-    call('HSET', state, 't' .. ticket, share.record(weight, '0', lease, queued_since, place, claim, label))
-  end
+  call('ZADD', waiters, 'GT', format('%d', deadline), place)
+  call('HSET', state, 't' .. ticket, share.record(weight, '0', lease, queued_since, place, claim, label))
 end
 
--- Grant waiters only if an expiry or this call makes it possible; they come before this request.
+-- Grant waiters only if an expiry or this call makes it possible; they come before this request. A new declaration is stored
+-- even if it changes no capacity and the request is refused: it would undo a later resize otherwise.
 local more = 0
-if wait == 0 or used < capacity or was_capacity ~= capacity or (record and not queued_since) then
+if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or (record and not queued_since) then
   if not queued_since then call('HSET', state, 'c', capacity) end -- refused when out of memory, which ends the script here
   if record and not queued_since then
     local its_weight, its_fence = parse(record)

@@ -64,7 +64,7 @@ local changed = ticket == '' and expires > 0
 
 -- Sets a tombstone: late copies of that request grant nothing.
 local function bury(request)
-  call('PEXPIREAT', state, format('%d', expires)) -- allowed when out of memory, as are later writes
+  call('PEXPIREAT', state, format('%d', math.max(expires, now + idle))) -- allowed when out of memory, as are later writes
   call('ZADD', waiters, format('%d', -(now + tombstone)), '!' .. request)
   tombstones = math.max(tombstones, now + tombstone)
   set('x', format('%d', tombstones))
@@ -78,8 +78,8 @@ if record then
     local was_there, rest = share.left(record, its_request)
     hit = its_request == '' or (was_there and not rest)
     if was_there and rest then -- other requests share the ticket and keep it
-      call('PEXPIREAT', state, format('%d', expires)) -- allowed when out of memory, as are later writes
-      set('t' .. ticket, rest)
+      call('PEXPIREAT', state, format('%d', math.max(expires, now + idle))) -- allowed when out of memory, as are later writes
+      call('HSET', state, 't' .. ticket, rest) -- at once: a grant below reads it
       changed = true
     end
   end

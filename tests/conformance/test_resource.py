@@ -161,11 +161,42 @@ async def test_a_resize_outlives_a_restart(client: Redlease, make_client: MakeCl
     assert (await again.inspect()).capacity == 3
 
 
+async def test_a_refused_declaration_counts(client: Redlease) -> None:
+    """A new value is stored though its request is refused, so that it does not undo a resize after that."""
+    pool = client.semaphore("r", capacity=2)
+    await pool.acquire(weight=2)
+    await pool.resize(3)
+    await pool.acquire()
+    again = client.semaphore("r", capacity=3)
+    assert await again.try_acquire() is None
+    await pool.resize(4)
+    assert await again.try_acquire(weight=2) is None
+    assert (await pool.inspect()).capacity == 4
+
+
 async def test_a_resource_may_be_sized_before_its_first_use(client: Redlease) -> None:
     """A resize of what nobody has used yet is not undone by the first declaration."""
     pool = client.semaphore("r", capacity=2)
     await pool.resize(3)
     assert (await pool.acquire()).capacity == 3
+
+
+async def test_a_call_in_the_last_moment_of_a_resource_keeps_it(
+    client: Redlease, make_client: MakeClient, raw: redis.asyncio.Redis
+) -> None:
+    """A call in the millisecond in which the keys expire extends their life, and does not delete the state at once."""
+    catalog = client.rwlock("r")
+    state = catalog.read._resource.keys[0]
+    hold = await catalog.write.hold()
+    (waiting,) = await queue_up(catalog.write, 1, ticket="T")
+    other = (await make_client()).rwlock("r")
+    for call in (lambda: other.read.release("nobody"), lambda: other.write.try_acquire(ticket="T"), hold.downgrade):
+        await raw.hset(state, "k", "1")
+        await call()
+        snapshot = await catalog.inspect()
+        assert [held.fence for held in snapshot.holders] == [hold.fence] == [snapshot.fence]
+    await hold.release()
+    assert await catalog.write.release(await waiting)
 
 
 async def test_another_declaration_is_logged_once(

@@ -117,6 +117,14 @@ async def wait(client: Redlease, count: int, ticket: str | None = None) -> None:
     await asyncio.gather(*tasks)
 
 
+async def take_all(client: Redlease) -> None:
+    """Take one resource of each kind and then the lock "d", in that order, as their names are sorted so."""
+    pool, catalog = client.semaphore("b", capacity=3), client.rwlock("c")
+    async with client.all(client.lock("a"), pool.weighted(2), catalog.write, client.lock("d")):
+        say("held")
+        await asyncio.sleep(60)
+
+
 async def count(client: Redlease, path: str, times: int) -> None:
     """Add one to the number in a file so many times, in a way that loses some where two do it at once."""
     lock = client.lock("r")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease import AcquireTimeout, LeaseLost, Redlease
+from redlease import AcquireTimeout, LeaseLost, Permit, Redlease
 from redlease.hold import lease_of
 from redlease.protocol import arguments, scripts
 
@@ -28,6 +28,11 @@ async def waits(client: Redlease, ticket: str) -> bool:
 async def queued(client: Redlease, ticket: str) -> None:
     """Return when it does."""
     await eventually(lambda: waits(client, ticket))
+
+
+async def is_over(client: Redlease, permit: Permit) -> bool:
+    """Whether a permit is no longer held."""
+    return not await client.lock("r").check(permit)
 
 
 async def cancelled(task: asyncio.Task[object]) -> None:
@@ -301,3 +306,22 @@ async def test_who_loses_it_by_its_own_clock_takes_it_from_nobody(others: list[R
     assert await c.lock("r").try_acquire() is None
     hold.check()
     assert await b.lock("r").check(hold.permit)
+
+
+async def test_who_left_a_waiting_ticket_has_no_part_in_its_grant(others: list[Redlease]) -> None:
+    """B leaves the ticket that A waits with too, and that very call grants it: A alone holds it, and gives it back."""
+    a, b, c = others
+    lock = c.lock("r", lease=0.02)
+    permit = await lock.acquire()
+
+    async def call(script: scripts.Script, *args: str | int) -> list[Any]:
+        return (await c.session.connection.call(lock._resource, script, *args)).values
+
+    terms = ("0", 1, 60_000, 1, 60_000, -1, 86_400_000, arguments.label("o", {}))
+    for request, client in (("pa", a), ("pb", b)):
+        await call(scripts.ACQUIRE, "T", request, client.session.new_name(), *terms)
+    await eventually(lambda: is_over(c, permit))
+    assert await call(scripts.RELEASE, "T", "pb", "", 0, 0, 86_400_000) == [0, 0]
+    assert [held.ticket for held in (await lock.inspect()).holders] == ["T"]
+    assert await call(scripts.RELEASE, "T", "pa", "", 0, 0, 86_400_000) == [1, 0]
+    assert (await lock.inspect()).holders == ()

@@ -1,11 +1,11 @@
-"""The scripts against a model: a FIFO semaphore with leases, weights and a capacity that changes, in plain Python."""
+"""A client against the model: what it does in whatever order, on a server whose clock stands still between steps."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -17,114 +17,24 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from redlease import LeaseLost, Redlease, Withdrawn
 from redlease.protocol import scripts
+from redlease.protocol.replies import Status
 from redlease.protocol.scripts import read_lua
 
-from helpers import eventually
+from helpers import cancel, eventually
+from model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from redlease import Permit, Semaphore
 
+Ask = tuple[str, str, str, str, int, int, int, int, int, int]  # the arguments of `Model.acquire`
+
 TICKETS = ["a", "b", "c", "d", "e", "f"]
 OTHERS = tuple(script for script in scripts.SCRIPTS if script.name not in {"acquire", "release"})
 A_YEAR_S = 365 * 24 * 3600  # places do not lapse here: the test's clock is not the one that beats go by
-
-
-@dataclass
-class Held:
-    """What the model knows of a permit."""
-
-    weight: int
-    fence: int
-    deadline: int
-    shared: bool = field(default=False, compare=False)  # by several requests: no renewal of one makes it end earlier
-
-
-@dataclass
-class Queued:
-    """What the model knows of a waiter."""
-
-    weight: int
-    lease: int
-
-
-@dataclass
-class Model:
-    """The semaphore. Each method is what an operation should do; time is in ms."""
-
-    now: int
-    capacity: int = 0
-    declared: int = 0
-    fence: int = 0
-    held: dict[str, Held] = field(default_factory=dict)
-    queue: dict[str, Queued] = field(default_factory=dict)
-
-    def used(self) -> int:
-        """Return the weights of the live permits, by which alone the semaphore is occupied."""
-        return sum(held.weight for held in self.held.values())
-
-    def reap(self) -> None:
-        """Forget what has lapsed."""
-        self.held = {ticket: held for ticket, held in self.held.items() if held.deadline > self.now}
-
-    def next_fence(self) -> int:
-        """Return a fence above all before it."""
-        self.fence = max(self.fence + 1, self.now * 1000)
-        return self.fence
-
-    def advance(self) -> None:
-        """Drop who can never fit, and grant from the head while the next fits."""
-        self.reap()
-        self.queue = {ticket: queued for ticket, queued in self.queue.items() if queued.weight <= self.capacity}
-        while self.queue:
-            ticket, queued = next(iter(self.queue.items()))
-            if self.used() + queued.weight > self.capacity:
-                return
-            del self.queue[ticket]
-            self.held[ticket] = Held(queued.weight, self.next_fence(), self.now + queued.lease)
-
-    def acquire(self, ticket: str, weight: int, lease: int, declares: int, *, queues: bool) -> str:
-        """Ask for a permit; return how that ends or stands."""
-        self.reap()
-        if (
-            ticket in self.held
-        ):  # a repeated request declares nothing, and finds its permit whatever the capacity is now
-            if self.held[ticket].weight != weight:
-                return "other weight"
-            # Another request with the ticket never makes the lease end earlier.
-            self.held[ticket].deadline = max(self.held[ticket].deadline, self.now + lease)
-            self.held[ticket].shared = True
-            return "granted"
-        capacity = self.capacity
-        if declares != self.declared and (self.declared or not self.capacity):
-            capacity = declares
-        if weight > capacity:
-            return "misfit"
-        self.capacity, self.declared = capacity, declares
-        self.advance()
-        if queues or (not self.queue and self.used() + weight <= self.capacity):
-            self.queue[ticket] = Queued(weight, lease)
-            self.advance()
-            return "granted" if ticket in self.held else "queued"
-        return "busy"
-
-    def release(self, ticket: str, fence: int | None = None) -> bool:
-        """Take a ticket out; with a fence only a holder under it."""
-        self.reap()
-        held = self.held.get(ticket)
-        if fence is not None and (held is None or held.fence != fence):
-            return False
-        found = self.held.pop(ticket, None) is not None or self.queue.pop(ticket, None) is not None
-        if found:
-            self.advance()
-        return found
-
-    def find(self, ticket: str, fence: int) -> Held | None:
-        """Return a live permit under its fence."""
-        self.reap()
-        held = self.held.get(ticket)
-        return held if held is not None and held.fence == fence else None
+A_YEAR_MS = A_YEAR_S * 1000
+PLACE = "client|1"  # of the one client, and the model's name for it
 
 
 class Comparison(RuleBasedStateMachine):
@@ -132,7 +42,7 @@ class Comparison(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Model(now=1_700_000_000_000)
+        self.model = Model(clock=1_700_000_000_000_000)
         self.clock = mock.patch.object(time, "time", self.now)
         self.clock.start()
         self.loop = asyncio.new_event_loop()
@@ -140,11 +50,12 @@ class Comparison(RuleBasedStateMachine):
         self.client = Redlease(self.fake, waiter_lease=A_YEAR_S, idle_ttl=A_YEAR_S)
         self.run(self.client.__aenter__())
         self.permits: list[Permit] = []
-        self.waiting: dict[str, asyncio.Task[Permit]] = {}
+        self.waiting: dict[str, tuple[asyncio.Task[Permit], Ask]] = {}
+        self.requests = itertools.count()
 
     def now(self) -> float:
         """Return the server's time in seconds."""
-        return self.model.now / 1000
+        return self.model.clock / 1_000_000
 
     def teardown(self) -> None:
         """End the client, its waiters and the loop."""
@@ -154,9 +65,7 @@ class Comparison(RuleBasedStateMachine):
 
     async def end(self) -> None:
         """End what runs on the loop."""
-        for task in self.waiting.values():
-            task.cancel()
-        await asyncio.gather(*self.waiting.values(), return_exceptions=True)
+        await cancel(*(task for task, _ in self.waiting.values()))
         await self.client.close()
         await self.fake.aclose()
 
@@ -171,14 +80,14 @@ class Comparison(RuleBasedStateMachine):
     async def same(self) -> bool:
         """Collect what the waiters have got, and compare with the model; asked again until it holds."""
         snapshot = await self.pool().inspect()
-        held = {permit.ticket: Held(permit.weight, permit.fence, permit.expires_at_ms) for permit in snapshot.holders}
-        assert held == self.model.held
-        assert [(waiter.ticket, waiter.weight) for waiter in snapshot.waiters] == [
-            (ticket, queued.weight) for ticket, queued in self.model.queue.items()
-        ]
+        live = [held for held in self.model.held.values() if self.model.is_live(held)]
+        expected = {held.ticket: (held.weight, held.fence, held.deadline) for held in live}
+        assert {held.ticket: (held.weight, held.fence, held.expires_at_ms) for held in snapshot.holders} == expected
+        expected_waiters = [(queued.ticket, queued.weight) for queued in self.model.waiters()]
+        assert [(waiter.ticket, waiter.weight) for waiter in snapshot.waiters] == expected_waiters
         assert snapshot.fence == self.model.fence
         assert snapshot.capacity == (self.model.capacity or self.model.declared or 1)
-        for ticket, task in list(self.waiting.items()):
+        for ticket, (task, _) in list(self.waiting.items()):
             assert task.done() == (ticket not in self.model.queue), ticket
             if task.done():
                 del self.waiting[ticket]
@@ -190,8 +99,29 @@ class Comparison(RuleBasedStateMachine):
         return True
 
     def compare(self) -> None:
-        """See that both stand the same."""
+        """Do what the client does by itself after each step, and see that both stand the same."""
+        for ticket in self.waiting:
+            queued = self.model.queue.get(ticket)
+            if queued is not None and queued.weight > self.model.capacity:
+                self.release_from_model(ticket)  # it was told that the request fits no more
+        for ticket, (_, ask) in self.waiting.items():
+            if ticket in self.model.held:
+                self.model.acquire(*ask)  # a grant is claimed, for a full lease
         self.run(eventually(self.same, 2))
+
+    def ask(self, ticket: str, weight: int, lease: int, declares: int, *, queues: bool) -> Ask:
+        """Return a new request as the model takes it."""
+        request = f"r{next(self.requests)}"
+        return ticket, request, PLACE, "0", weight, lease, declares, A_YEAR_MS if queues else 0, -1, A_YEAR_MS
+
+    def release_from_model(self, ticket: str, fence: int | str = "") -> bool:
+        """Take the ticket out of the model, or only the permit with that fence; return whether it was live."""
+        return bool(self.model.release(ticket, "", str(fence), 0, 0, A_YEAR_MS)[0])
+
+    def size(self, capacity: int) -> None:
+        """Set the capacity of both."""
+        self.model.resize(capacity, A_YEAR_MS)
+        self.run(self.pool().resize(capacity))
 
     # What is done
 
@@ -209,17 +139,18 @@ class Comparison(RuleBasedStateMachine):
             self.run(asyncio.wait([task]))
             assert isinstance(task.exception(), ValueError)
             return
-        outcome = self.model.acquire(ticket, weight, lease, declares, queues=True)
-        if outcome == "queued":
-            self.waiting[ticket] = task
+        ask = self.ask(ticket, weight, lease, declares, queues=True)
+        status, *values = self.model.acquire(*ask)
+        if status == Status.QUEUED:
+            self.waiting[ticket] = task, ask
         else:
             self.run(asyncio.wait([task], timeout=2))
             assert task.done()
-            if outcome == "granted":
+            if status == Status.GRANTED:
                 self.permits.append(task.result())
-                assert task.result().fence == self.model.held[ticket].fence
+                assert task.result().fence == values[0]
             else:
-                assert isinstance(task.exception(), ValueError), outcome
+                assert isinstance(task.exception(), ValueError), status
         self.compare()
 
     @rule(ticket=st.sampled_from(TICKETS))
@@ -233,13 +164,13 @@ class Comparison(RuleBasedStateMachine):
         if ticket in self.waiting:
             return
         declares = self.model.declared or 2
-        outcome = self.model.acquire(ticket, weight, 1000, declares, queues=False)
+        status, *_ = self.model.acquire(*self.ask(ticket, weight, 1000, declares, queues=False))
         try:
             permit = self.run(self.pool(1000, declares).try_acquire(ticket=ticket, weight=weight))
         except ValueError:
-            assert outcome in {"misfit", "other weight"}
+            assert status in {Status.MISFIT, Status.OTHER_WEIGHT}
         else:
-            assert outcome == ("busy" if permit is None else "granted")
+            assert status == (Status.BUSY if permit is None else Status.GRANTED)
             if permit is not None:
                 self.permits.append(permit)
         self.compare()
@@ -249,7 +180,7 @@ class Comparison(RuleBasedStateMachine):
         """Give one of the last permits back, which may be stale."""
         if self.permits:
             permit = self.permits[-1 - which % len(self.permits)]
-            held = self.model.release(permit.ticket, permit.fence)
+            held = self.release_from_model(permit.ticket, permit.fence)
             assert self.run(self.pool().release(permit)) == held
             self.compare()
 
@@ -258,16 +189,13 @@ class Comparison(RuleBasedStateMachine):
         """Renew one of the last permits."""
         if self.permits:
             permit = self.permits[-1 - which % len(self.permits)]
-            held = self.model.find(permit.ticket, permit.fence)
+            until, *_ = self.model.renew(permit.ticket, permit.fence, lease, "told", A_YEAR_MS)
             try:
                 renewed = self.run(self.pool().renew(permit, lease=lease / 1000))
             except LeaseLost:
-                assert held is None
+                assert until == 0
             else:
-                assert held is not None
-                until = self.model.now + lease
-                held.deadline = max(held.deadline, until) if held.shared else until
-                assert renewed.expires_at_ms == held.deadline
+                assert renewed.expires_at_ms == until
             self.compare()
 
     @rule(which=st.integers(0, 5), refence=st.booleans())
@@ -277,24 +205,22 @@ class Comparison(RuleBasedStateMachine):
             permit = self.permits[-1 - which % len(self.permits)]
             if permit.ticket in self.waiting:
                 return
-            held = self.model.find(permit.ticket, permit.fence)
+            request = f"r{next(self.requests)}"
+            terms = (request, PLACE, 1000, int(refence), A_YEAR_MS)
+            fence, *_ = self.model.adopt(permit.ticket, permit.fence, *terms)
             try:
                 hold = self.run(self.pool().adopt(permit, refence=refence))
             except LeaseLost:
-                assert held is None
+                assert fence == 0
             else:
-                assert held is not None
-                held.deadline = self.model.now + 1000 if refence else max(held.deadline, self.model.now + 1000)
-                held.shared = not refence
-                if refence:
-                    held.fence = self.model.next_fence()
+                assert hold.fence == fence
                 self.permits.append(hold.detach())
             self.compare()
 
     @rule(ticket=st.sampled_from(TICKETS))
     def expel(self, ticket: str) -> None:
         """Release whatever the ticket has."""
-        assert self.run(self.pool().release(ticket)) == self.model.release(ticket)
+        assert self.run(self.pool().release(ticket)) == self.release_from_model(ticket)
         self.compare()
 
     @rule(which=st.integers(0, 5))
@@ -302,28 +228,23 @@ class Comparison(RuleBasedStateMachine):
         """Cancel one who waits."""
         if self.waiting:
             ticket = list(self.waiting)[which % len(self.waiting)]
-            task = self.waiting.pop(ticket)
-            task.cancel()
-            self.run(asyncio.wait([task]))
-            self.model.release(ticket)
+            task, _ = self.waiting.pop(ticket)
+            self.run(cancel(task))
+            self.release_from_model(ticket)
             self.compare()
 
     @rule(capacity=st.integers(1, 6))
     def resize(self, capacity: int) -> None:
         """Change the capacity, not the declaration."""
-        self.model.capacity = capacity
-        self.model.advance()
-        self.run(self.pool().resize(capacity))
+        self.size(capacity)
         self.compare()
 
     @rule(ms=st.sampled_from([1, 400, 999, 1000, 1001, 6000]))
     def pass_time(self, ms: int) -> None:
-        """Let time pass; the resize to what it is stands for the call that a waiter's timer would make."""
-        self.model.now += ms
-        self.model.reap()
-        if self.model.capacity:
-            self.model.advance()
-            self.run(self.pool().resize(self.model.capacity))
+        """Let time pass; the resize to what it is stands for the calls that a waiter's timer would make."""
+        self.model.clock += ms * 1000
+        for _ in range(2 if self.model.capacity else 0):  # the first may leave expired permits that it need not remove
+            self.size(self.model.capacity)
         self.compare()
 
 

@@ -1,0 +1,418 @@
+"""The protocol in plain Python: what each script replies, and what it leaves behind.
+
+It shows these promises of the protocol, whatever is called in whatever order:
+
+- P1 and P8: only unexpired permits count against the capacity, and no call revives an expired one.
+- P2: the queue is served in the order of arrival, and nobody passes its head.
+- P3: each fence is greater than every one before it, also after the server has forgotten the resource.
+- P4: whatever frees capacity grants it to the live head of the queue in the same call; dead waiters are passed over.
+- P5: a repeated request gets its permit, or keeps its place; a late copy gets nothing.
+
+P6 and P7 are promises of the client, which other tests show. The messages that the scripts publish are not in it, nor
+is the batch limit of 100 entries a call.
+
+The one thing that the model takes from how the scripts work is that expired entries are removed late: an expired permit
+occupies its units until a call that lacks capacity removes it, and a dead waiter its rank until it is the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from redlease.protocol.replies import Status
+
+Reply = list[Any]  # what a script returns after its tag
+
+
+@dataclass
+class Entry:
+    """A ticket that is held or queued.
+
+    Attributes:
+        claims: The place and the request id of each request that uses the ticket, the newest first.
+        fence: 0 while it is queued.
+        deadline: When the lease ends, in ms; 0 while it is queued.
+        since: When it was granted or queued, in ms.
+        arrival: Its sequence, or that which it had before; what orders the queue.
+    """
+
+    ticket: str
+    weight: int
+    lease: int
+    claims: list[tuple[str, str]]
+    since: int
+    arrival: int = 0
+    fence: int = 0
+    deadline: int = 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several requests rely on the ticket, so that none of them makes its lease end earlier."""
+        return len(self.claims) > 1
+
+    @property
+    def position(self) -> tuple[float, str]:
+        """What orders the queue."""
+        return self.arrival, self.ticket
+
+    def names(self, request: str) -> bool:
+        """Tell whether that request is one of those that use the ticket."""
+        return any(other == request for _, other in self.claims)
+
+    def deadline_from(self, now: int, lease: int) -> int:
+        """Return when a renewed lease ends."""
+        return max(self.deadline, now + lease) if self.is_shared else now + lease
+
+
+@dataclass
+class Model:
+    """One resource. Times are in ms of the server's clock, save `clock`, which is in µs as fences are."""
+
+    clock: int = 0
+    capacity: int = 0
+    declared: int = 0
+    fence: int = 0
+    sequence: int = 0
+    kept_until: int = 0
+    fence_before: int = 0
+    held: dict[str, Entry] = field(default_factory=dict)
+    queue: dict[str, Entry] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    tombstones: dict[str, int] = field(default_factory=dict)
+
+    # Time, and what it ends
+
+    @property
+    def now(self) -> int:
+        """The server's time in ms."""
+        return self.clock // 1000
+
+    def forgotten(self) -> Model:
+        """Return what is left when the server has deleted the keys: nothing but the order of the fences."""
+        return Model(self.clock, fence_before=max(self.fence, self.fence_before))
+
+    def keep(self, idle: int) -> None:
+        """The keys are kept for `idle` ms past now and the last fence, and as long as anything in them lasts."""
+        ends = [self.now + idle, self.fence // 1000 + idle]
+        ends += [held.deadline for held in self.held.values()]
+        ends += [*self.places.values(), *self.tombstones.values()]
+        self.kept_until = max(self.kept_until, *ends)
+
+    def is_live(self, entry: Entry) -> bool:
+        """Tell whether the lease of a permit, or one of the places of a waiter, is unexpired."""
+        return (entry.deadline if entry.fence else self.place_ends(entry)) > self.now
+
+    def place_ends(self, entry: Entry) -> int:
+        """Return when the last of the places of a waiter lapses."""
+        return max(self.places.get(place, 0) for place, _ in entry.claims)
+
+    # Capacity and the queue
+
+    def used(self) -> int:
+        """Return the units in use, those of expired permits that no call has removed yet among them."""
+        return sum(held.weight for held in self.held.values())
+
+    def waiters(self) -> list[Entry]:
+        """Return the queue in its order, dead waiters included."""
+        return sorted(self.queue.values(), key=lambda queued: queued.position)
+
+    def fits(self, weight: int) -> bool:
+        """Tell whether so many units are free."""
+        return self.used() + weight <= self.capacity
+
+    def reap(self) -> None:
+        """Remove the expired permits."""
+        self.held = {ticket: held for ticket, held in self.held.items() if self.is_live(held)}
+
+    def next_fence(self) -> int:
+        """Return a fence above all before it."""
+        self.fence = max(self.fence + 1, self.clock)
+        assert self.fence > self.fence_before, "P3: a fence after the loss of the data is not above those before it"
+        return self.fence
+
+    def grant(self, entry: Entry, deadline: int) -> None:
+        """Make a holder of a ticket."""
+        entry.fence, entry.since, entry.deadline = self.next_fence(), self.now, deadline
+        self.held[entry.ticket] = entry
+
+    def advance(self) -> None:
+        """Grant from the head of the queue while the next fits; a grant lasts as long as the place that waited."""
+        if not self.capacity:
+            return
+        if self.used() >= self.capacity:
+            self.reap()
+        for queued in self.waiters():
+            if self.used() >= self.capacity:
+                return
+            if self.is_live(queued) and queued.weight <= self.capacity:
+                if not self.fits(queued.weight):
+                    self.reap()
+                if not self.fits(queued.weight):
+                    return
+                self.grant(queued, self.place_ends(queued))
+            del self.queue[queued.ticket]
+
+    def make_way(self, weight: int) -> None:
+        """Grant the queue before a request is refused or queued, and remove expired permits if it does not fit then."""
+        self.advance()
+        if not self.queue and not self.fits(weight):
+            self.reap()
+
+    def soonest(self) -> int:
+        """Return the ms until an expiry can let a waiter proceed; -1: there is none."""
+        ends = [held.deadline for held in self.held.values()]
+        if self.queue and self.used() < self.capacity:
+            ends.append(self.place_ends(self.waiters()[0]) or self.now)
+        return max(0, min(ends) - self.now) if ends else -1
+
+    # The operations
+
+    def acquire(
+        self,
+        ticket: str,
+        request: str,
+        place: str,
+        arrival: str,
+        weight: int,
+        lease: int,
+        capacity: int,
+        waiter_lease: int,
+        most: int,
+        idle: int,
+    ) -> Reply:
+        """Request a permit, or repeat a request."""
+        known = self.find(ticket)
+        live = known if known and self.is_live(known) else None
+        if refused := self.refusal_of_repeat(live, request, place, weight):
+            return refused
+        if live and live.fence:
+            return self.repeat_held(live, request, place, lease, idle)
+        wanted, declared = self.terms(capacity, arrival)
+        at_once = not known and not self.queue and self.used() + weight <= wanted
+        if not at_once and (refused := self.refusal(weight, wanted, place if waiter_lease else "")):
+            return refused
+        was_declared = self.declared if declared != self.declared else 0
+        self.capacity, self.declared = wanted, declared
+        if live:
+            reply = self.repeat_queued(live, request, place, lease, waiter_lease)
+        else:
+            self.remove(known)
+            entry = Entry(ticket, weight, lease, [(place, request)], self.now, abs(int(arrival)))
+            reply = self.enter(entry, place, waiter_lease, most)
+        self.keep(idle)
+        if reply[0] == Status.QUEUED:
+            return [*reply[:-1], self.capacity, was_declared, reply[-1], self.now]
+        return [*reply, was_declared] if reply[0] == Status.GRANTED else reply
+
+    def terms(self, capacity: int, arrival: str) -> tuple[int, int]:
+        """Return the capacity, and the last declared one, after a request that declares one.
+
+        A declaration that is the last one once more undoes no resize, and who was queued before declares nothing anew.
+        """
+        if capacity == self.declared or (self.declared and arrival.startswith("+")):
+            return self.capacity, self.declared
+        return capacity if self.declared or not self.capacity else self.capacity, capacity
+
+    def refusal_of_repeat(self, live: Entry | None, request: str, place: str, weight: int) -> Reply:
+        """Return the reply to a late copy, or to a request that differs from an earlier one; empty if it is neither."""
+        if self.tombstones.get(request, 0) > self.now:
+            return [Status.WITHDRAWN]
+        if live and live.weight != weight:
+            return [Status.OTHER_WEIGHT, live.weight]
+        return [Status.WITHDRAWN] if live and is_late(live, request, place) else []
+
+    def refusal(self, weight: int, capacity: int, place: str) -> Reply:
+        """Return the reply to a request that can never fit, or whose place is gone; empty if it is neither."""
+        if weight > capacity:
+            return [Status.MISFIT, capacity]
+        return [Status.LAPSED] if self.places.get(place, self.now + 1) <= self.now else []
+
+    def repeat_held(self, held: Entry, request: str, place: str, lease: int, idle: int) -> Reply:
+        """Give a permit to a repeated request: it declares no capacity, and its lease is full again."""
+        held.claims = claimed(held.claims, request, place)
+        held.lease, held.deadline = lease, held.deadline_from(self.now, lease)
+        self.keep(idle)
+        return [*self.granted(held), 0]
+
+    def repeat_queued(self, queued: Entry, request: str, place: str, lease: int, waiter_lease: int) -> Reply:
+        """Let a repeated request keep its place, unless it is its turn."""
+        live = [(other, its) for other, its in queued.claims if self.places.get(other, 0) > self.now]
+        claims = claimed_by_waiter(live, request, place)
+        if waiter_lease:
+            queued.claims, queued.lease = claims, lease
+            self.places[place] = max(self.places.get(place, 0), self.now + waiter_lease)
+        self.make_way(queued.weight)
+        if queued.ticket in self.held:
+            queued.claims, queued.lease = claims, lease
+            queued.deadline = queued.deadline_from(self.now, lease)
+            return self.granted(queued)
+        if not waiter_lease:
+            return [Status.BUSY, 0]
+        return [Status.QUEUED, queued.arrival, self.waiters().index(queued), self.soonest(), 0]
+
+    def enter(self, entry: Entry, place: str, waiter_lease: int, most: int) -> Reply:
+        """Grant a new request if nobody is ahead of it and it fits, or queue it."""
+        if self.queue or not self.fits(entry.weight):
+            self.make_way(entry.weight)
+        returns = entry.arrival > 0
+        sequence = entry.arrival or self.sequence + 1
+        entry.arrival = sequence
+        if not self.ahead_of(entry) and self.fits(entry.weight):
+            self.grant(entry, self.now + entry.lease)
+            return self.granted(entry)
+        waiting = len(self.queue)
+        if waiter_lease and not returns and 0 <= most <= waiting:
+            self.make_room(most)
+            if len(self.queue) >= most:
+                return [Status.FULL, len(self.queue), 0]
+        if not waiter_lease:
+            return [Status.BUSY, 0]
+        more = int(len(self.queue) < waiting)
+        reply = [Status.QUEUED, entry.arrival, self.ahead_of(entry), self.soonest(), more]
+        self.queue[entry.ticket] = entry
+        self.sequence = max(self.sequence, sequence)
+        self.places[place] = max(self.places.get(place, 0), self.now + waiter_lease)
+        return reply
+
+    def ahead_of(self, entry: Entry) -> int:
+        """Return how many stand before a new waiter."""
+        return sum(queued.arrival < entry.arrival for queued in self.queue.values())
+
+    def make_room(self, most: int) -> None:
+        """Remove dead waiters of a full queue until one more may wait."""
+        for queued in self.waiters():
+            if len(self.queue) < most:
+                break
+            if not self.is_live(queued):
+                del self.queue[queued.ticket]
+
+    def granted(self, held: Entry) -> Reply:
+        """Return the reply to who has a permit."""
+        return [Status.GRANTED, held.fence, held.since, held.deadline, self.capacity]
+
+    def release(self, ticket: str, request: str, fence: str, tombstone: int, _notify: int, idle: int) -> Reply:
+        """Take a ticket out: under its fence, as one request, or whatever has it."""
+        known = self.find(ticket)
+        released, changed, waiting = 0, not ticket and self.kept_until > 0, len(self.queue)
+        buried = [request] if tombstone and request else []
+        if known:
+            others = [claim for claim in known.claims if claim[1] != request]
+            hit = known.fence == int(fence) > 0 if fence else not request or (known.names(request) and not others)
+            if hit:
+                released = int(self.is_live(known))
+                self.remove(known)
+                buried += [its for _, its in known.claims if tombstone and not request]
+            elif not fence and known.names(request):
+                known.claims, changed = others, True
+            changed = changed or hit
+        self.tombstones |= dict.fromkeys(buried, self.now + tombstone)
+        if changed or buried:
+            if waiting:
+                self.advance()
+            self.keep(idle)
+        return [released, 0]
+
+    def renew(self, ticket: str, fence: int, lease: int, shorten: str, idle: int) -> Reply:
+        """Give a permit a full lease again."""
+        held = self.holder(ticket, fence)
+        if held is None:
+            return [0, self.capacity, 0]
+        until = held.deadline_from(self.now, lease)
+        held.deadline = until if shorten != "0" else max(held.deadline, until)
+        held.lease = lease
+        self.keep(idle)
+        return [held.deadline, self.capacity, len(self.queue)]
+
+    def adopt(self, ticket: str, fence: int, request: str, place: str, lease: int, refence: int, idle: int) -> Reply:
+        """Take a permit over; with a new fence from all who had it, once however often the request is repeated."""
+        held = self.held.get(ticket)
+        repeated = held is not None and held.names(request)
+        if held is None or not self.is_live(held) or (held.fence != fence and not repeated):
+            return [0]
+        if refence and not repeated:
+            held.fence, held.claims = self.next_fence(), []
+        elif refence and held.claims == [(held.claims[0][0], request)]:
+            held.claims = []
+        held.deadline = max(held.deadline, self.now + lease) if held.claims else self.now + lease
+        held.claims, held.lease = claimed(held.claims, request, place), lease
+        self.keep(idle)
+        return [held.fence, held.since, held.deadline, held.weight, self.capacity]
+
+    def reduce(self, ticket: str, fence: int, weight: int, idle: int) -> Reply:
+        """Give back a part of a permit, as a writer does that becomes a reader."""
+        held = self.holder(ticket, fence)
+        if held is not None and weight < held.weight:
+            held.weight = weight
+            self.advance()
+            self.keep(idle)
+        return [int(held is not None), 0]
+
+    def beat(self, place: str, waiter_lease: int, ticket: str, idle: int) -> Reply:
+        """Keep a client's place; grant if an expiry made that possible."""
+        if not self.capacity or self.places.get(place, 0) <= self.now:
+            return [Status.LAPSED]
+        self.places[place] = max(self.places[place], self.now + waiter_lease)
+        self.advance()
+        self.keep(idle)
+        if ticket not in self.queue:
+            return [Status.GRANTED]
+        return [Status.QUEUED, self.waiters().index(self.queue[ticket]), self.soonest(), self.capacity, 0]
+
+    def resize(self, capacity: int, idle: int) -> Reply:
+        """Set the capacity, which is not a declaration."""
+        self.capacity = capacity
+        self.advance()
+        self.keep(idle)
+        return [0]
+
+    def watch(self, watch_ms: int) -> Reply:
+        """Have changes published, for which the server keeps the keys as long."""
+        self.kept_until = max(self.kept_until, self.now + watch_ms)
+        return [self.soonest()]
+
+    def check(self, ticket: str, fence: int) -> Reply:
+        """Tell whether a permit is held under its fence."""
+        return [int(self.holder(ticket, fence) is not None)]
+
+    # Tickets
+
+    def find(self, ticket: str) -> Entry | None:
+        """Return what the ticket has, expired or not."""
+        return self.held.get(ticket) or self.queue.get(ticket)
+
+    def holder(self, ticket: str, fence: int) -> Entry | None:
+        """Return an unexpired permit under its fence."""
+        held = self.held.get(ticket)
+        return held if held is not None and held.fence == fence and self.is_live(held) else None
+
+    def remove(self, entry: Entry | None) -> None:
+        """Take a ticket out."""
+        if entry is not None:
+            del (self.held if entry.fence else self.queue)[entry.ticket]
+
+
+def is_late(entry: Entry, request: str, place: str) -> bool:
+    """Tell whether the client of a request has sent it from a newer place since."""
+    channel, epoch = split(place)
+    newer = ((split(other), its) for other, its in entry.claims)
+    return any(its == request and other[0] == channel and other[1] > epoch for other, its in newer)
+
+
+def split(place: str) -> tuple[str, int]:
+    """Return the channel and the epoch of a place."""
+    channel, _, epoch = place.partition("|")
+    return channel, int(epoch or 0)
+
+
+def claimed_by_waiter(claims: list[tuple[str, str]], request: str, place: str) -> list[tuple[str, str]]:
+    """Return who uses a queued ticket after a request: a client waits once with it."""
+    channel = split(place)[0]
+    return [(place, request), *((o, its) for o, its in claims if its != request and split(o)[0] != channel)]
+
+
+def claimed(claims: list[tuple[str, str]], request: str, place: str) -> list[tuple[str, str]]:
+    """Return who uses a permit after a request: of its own client this one, and the oldest of those before it."""
+    others = [claim for claim in claims if claim[1] != request]
+    own = [claim for claim in others if split(claim[0])[0] == split(place)[0]]
+    return [(place, request), *(claim for claim in others if claim not in own), *own[-1:]]

@@ -1,0 +1,129 @@
+"""Random calls of the scripts, as clients of one resource might make them, sensible and late ones."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from random import Random
+
+from redlease.limits import CAPACITY_MAX
+
+from model import Model
+
+Args = tuple[str | int, ...]
+
+LABEL = '["o",{}]'
+TICKETS = "abcdefgh"
+IDLE_MS = 150  # for how long the server keeps an idle resource
+
+
+@dataclass
+class RandomCalls:
+    """Draws calls, many of which concern what the model holds and queues, and some what is long gone."""
+
+    random: Random
+    model: Model
+    capacity: int
+    weights: list[int]
+    leases: list[int]
+    epochs: Counter[str] = field(default_factory=Counter)
+    requests: dict[tuple[str, str], str] = field(default_factory=dict)
+    granted: deque[tuple[str, int]] = field(default_factory=lambda: deque([("a", 1)], maxlen=12))
+    left: dict[str, int] = field(default_factory=dict)
+    numbers: int = 0
+
+    def call(self) -> tuple[str, Args]:
+        """Return the next call: the name of the operation, and its arguments."""
+        (name,) = self.random.choices(list(SHARES), list(SHARES.values()))
+        return name, getattr(self, name)()
+
+    def request(self, channel: str, ticket: str) -> str:
+        """Return the request of a client for a ticket: the last one again, or a new one, for a hold or for a permit."""
+        self.numbers += 1
+        if self.random.random() < 0.3 or (channel, ticket) not in self.requests:
+            self.requests[channel, ticket] = f"{self.random.choice('hp')}{self.numbers}"
+        return self.requests[channel, ticket]
+
+    def place(self, channel: str) -> str:
+        """Return the place of a client, now and then the one that it had before."""
+        return f"{channel}|{max(0, self.epochs[channel] - (self.random.random() < 0.05))}"
+
+    def channel(self) -> str:
+        """Return a client; the messages to one of them go beside the keys."""
+        return self.random.choice(("c1", "c2", ":c3"))
+
+    def permit(self) -> tuple[str, int]:
+        """Return ticket and fence of a permit that was held lately."""
+        held = [(ticket, held.fence) for ticket, held in self.model.held.items()]
+        return self.random.choice(held if held and self.random.random() < 0.7 else list(self.granted))
+
+    def acquire(self) -> Args:
+        """Request."""
+        draw, channel, ticket = self.random, self.channel(), self.random.choice(TICKETS)
+        arrival = draw.choice(["0", "0", "0", "+0", f"+{self.left.get(ticket, 0)}"])
+        capacity = self.capacity
+        if capacity < CAPACITY_MAX and draw.random() < 0.03:
+            capacity = self.capacity = draw.randint(1, 5)
+        return (
+            *(ticket, self.request(channel, ticket), self.place(channel), arrival, draw.choice(self.weights)),
+            *(draw.choice(self.leases), capacity, draw.choice([0, *self.leases, *self.leases])),
+            *(draw.choice([-1, -1, -1, 2, 4]), IDLE_MS, LABEL),
+        )
+
+    def release(self) -> Args:
+        """Release under a fence, as a client that gives up, by ticket alone, or nothing but what is left to do."""
+        ticket, fence = self.permit()
+        request = ""
+        how = self.random.random()
+        if how > 0.6:
+            ticket, fence = self.random.choice(TICKETS), 0
+            channel = self.channel()
+            request = self.request(channel, ticket) if how < 0.9 else ""
+        if how > 0.97:
+            ticket = ""
+        return ticket, request, fence or "", self.random.choice([0, 0, 0, 5]), int(how * 100) % 2, IDLE_MS
+
+    def renew(self) -> Args:
+        """Renew, for longer or shorter than before."""
+        return *self.permit(), self.random.choice(self.leases), self.random.choice(["0", "1", "told"]), IDLE_MS
+
+    def adopt(self) -> Args:
+        """Take over, under the old fence too."""
+        (ticket, fence), channel = self.permit(), self.channel()
+        request, place = self.request(channel, ticket), self.place(channel)
+        return ticket, fence, request, place, self.random.choice(self.leases), self.random.randint(0, 1), IDLE_MS, LABEL
+
+    def beat(self) -> Args:
+        """Keep a place."""
+        place = self.place(self.channel())
+        return place, self.random.choice(self.leases), self.random.choice(TICKETS), IDLE_MS
+
+    def reduce(self) -> Args:
+        """Give back a part."""
+        return *self.permit(), self.random.choice([1, 1, 2, 3]), IDLE_MS
+
+    def resize(self) -> Args:
+        """Set the capacity; that of a read-write lock stays."""
+        return CAPACITY_MAX if self.capacity == CAPACITY_MAX else self.random.randint(1, 6), IDLE_MS
+
+    def check(self) -> Args:
+        """Ask whether a permit is held."""
+        return self.permit()
+
+    def watch(self) -> Args:
+        """Watch for a moment."""
+        return (3,)
+
+
+# How often each operation is drawn.
+SHARES = {
+    "acquire": 45,
+    "release": 20,
+    "renew": 8,
+    "beat": 8,
+    "adopt": 6,
+    "reduce": 5,
+    "check": 4,
+    "resize": 3,
+    "watch": 1,
+}
