@@ -69,10 +69,9 @@ def checked_count(what: str, count: int, low: int = 1) -> int:
 
 
 def checked_priority(priority: int) -> int:
-    """Returns the priority; raises ValueError if it is not a whole number from -100 to 100."""
-    if type(priority) is not int or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
-        said = _shown.repr(priority)
-        raise ValueError(f"priority must be a whole number from {-PRIORITY_MAX} to {PRIORITY_MAX}, not {said}")
+    """Returns the priority; raises ValueError if it is not a whole number from 0 to 100."""
+    if type(priority) is not int or not 0 <= priority <= PRIORITY_MAX:
+        raise ValueError(f"priority must be a whole number from 0 to {PRIORITY_MAX}, not {_shown.repr(priority)}")
     return priority
 
 

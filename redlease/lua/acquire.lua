@@ -4,7 +4,7 @@
 --       (arrival: > 0: the sequence it had before, to queue again at that position; 0: at the tail; < 0: minus the rank at
 --       which the search for dead waiters continues if the queue is full; a leading "+": it was queued before, so it does not
 --       declare its capacity again; weight: or "weight priority lock_delay_ms": for each step of the priority it queues ten places
---       ahead of the tail, behind it if below 0; the delay becomes that of the resource unless it is empty;
+--       ahead of the tail; the delay becomes that of the resource unless it is empty;
 --       waiter_lease_ms 0: never queue; max_waiters -1: no limit)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
@@ -68,7 +68,7 @@ if declared ~= wanted and (declared == 0 or string.byte(ARGV[5]) ~= 43) then
   was_declared, declared = declared, wanted
 end
 if not weight then
-  local its_weight, its_priority, delay = string.match(ARGV[6], '^(%d+) (%-?%d+) (%d*)$')
+  local its_weight, its_priority, delay = string.match(ARGV[6], '^(%d+) (%d+) (%d*)$')
   weight, priority = tonumber(its_weight), tonumber(its_priority)
   if delay ~= '' then set('y', delay) end
 end
@@ -144,7 +144,8 @@ end
 -- Grant waiters only if an expiry or this call makes it possible; they come before this request. A new declaration is stored
 -- even if it changes no capacity and the request is refused: it would undo a later resize otherwise.
 local more = 0
-if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or (record and not queued_since) then
+if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
+  or (record and not queued_since) then
   if not queued_since then call('HSET', state, 'c', capacity) end -- refused when out of memory, which ends the script here
   if record and not queued_since then
     local its_weight, its_fence = parse(record)
@@ -188,6 +189,7 @@ elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
         at = at + 1
       else
         remove_waiter(other)
+        if at < before then before = before - 1 end
         ahead, more = ahead - 1, 1
         if ahead < most then break end
       end

@@ -112,7 +112,7 @@ if tombstones > now then share.forget() end
 local more = 0
 if changed then
   if queued > 0 then
-    if lasted then set('h', format('%d', (7 * (call('HGET', state, 'h') or lasted) + lasted) / 8)) end
+    if lasted then set('h', (7 * (call('HGET', state, 'h') or lasted) + lasted) / 8) end
     more = grant_waiting()
   end
   commit(math.max(now, tombstones), idle)

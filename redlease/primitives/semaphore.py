@@ -85,8 +85,8 @@ class Semaphore(ResourceControl):
             weight: Units to hold.
             owner: The name shown as holder.
             metadata: Shown by `inspect()`.
-            priority: From -100 to 100. The request may be served before up to ten earlier ones for each step that its
-                priority is above theirs; those of equal priority are served in the order of arrival.
+            priority: From 0 to 100. For each step that its priority is above theirs, the request may be served before
+                up to ten earlier ones; those of equal priority are served in the order of arrival.
             on_lost: "cancel" cancels the body when the permit is lost, "signal" only sets `hold.lost`.
             max_hold: Seconds after which renewal stops and the lease runs out.
 

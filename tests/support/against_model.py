@@ -30,7 +30,7 @@ READS_TIME = "local clock = call('TIME')\n"
 NOTES_TIME = "call('SET', KEYS[1] .. ':clock', clock[1] .. ' ' .. clock[2] .. ' ' .. call('EXISTS', KEYS[1]))\n"
 BATCH = 10  # how many calls are sent at once, without knowing each other's replies
 CALLS_EACH = 500  # on one resource, before the next one with other terms
-EVERYTHING = (1000, 1000, 1_000_000, "", "", "")  # that inspect may tell
+EVERYTHING = (1000, 1000, 1_000_000, "", "", "", 1000)  # that inspect may tell
 
 
 def noting_time(script: Script) -> Script:
@@ -177,11 +177,14 @@ class Comparison:
 
 def snapshot(model: Model) -> Reply:
     """Return what inspect tells: the last fence, the capacity, how much is in use, who holds and who waits."""
-    held = sorted((held for held in model.held.values() if model.is_live(held)), key=lambda h: (h.deadline, h.ticket))
+    held = [(each.deadline, each.ticket.encode(), record(each)) for each in model.held.values() if model.is_live(each)]
+    delays = [delay for delay in model.delays if delay.until > model.now]
+    held += [(each.until, each.name, b"%d 0 0 %d - - " % (each.weight, each.since)) for each in delays]
+    in_use = sum(each.weight for each in model.held.values() if each.deadline + model.lock_delay > model.now)
     waiters = [queued for queued in model.waiters() if model.is_live(queued)]
     return [
-        *(model.fence, model.capacity, sum(each.weight for each in held), len(waiters)),
-        [part for each in held for part in (each.ticket.encode(), each.deadline, record(each))],
+        *(model.fence, model.capacity, in_use + sum(delay.weight for delay in delays), len(waiters)),
+        [part for deadline, name, text in sorted(held) for part in (name, deadline, text)],
         [part for each in waiters for part in (each.ticket.encode(), record(each))],
     ]
 

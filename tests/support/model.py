@@ -3,7 +3,7 @@
 It shows these promises of the protocol, whatever is called in whatever order:
 
 - P1 and P8: only unexpired permits count against the capacity, and no call revives an expired one.
-- P2: the queue is served in the order of arrival, and nobody passes its head.
+- P2: the queue is served in the order of arrival, less ten for each step of a priority, and nobody passes its head.
 - P3: each fence is greater than every one before it, also after the server has forgotten the resource.
 - P4: whatever frees capacity grants it to the live head of the queue in the same call; dead waiters are passed over.
 - P5: a repeated request gets its permit, or keeps its place; a late copy gets nothing.
@@ -17,6 +17,7 @@ occupies its units until a call that lacks capacity removes it, and a dead waite
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,22 @@ class Entry:
 
 
 @dataclass
+class Delay:
+    """Units of an expired permit that stay in use until the lock delay is over; all times in ms."""
+
+    ticket: str
+    weight: int
+    ended: int
+    until: int
+    since: int
+
+    @property
+    def name(self) -> bytes:
+        """What stands for it among the holders."""
+        return b"\xff%d %b" % (self.ended, self.ticket.encode())
+
+
+@dataclass
 class Model:
     """One resource. Times are in ms of the server's clock, save `clock`, which is in µs as fences are."""
 
@@ -80,6 +97,9 @@ class Model:
     queue: dict[str, Entry] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
     tombstones: dict[str, int] = field(default_factory=dict)
+    lock_delay: int = 0
+    delays: list[Delay] = field(default_factory=list)
+    lasted: float | None = None  # how long holds lasted of late whose release others waited for
 
     # Time, and what it ends
 
@@ -111,7 +131,7 @@ class Model:
 
     def used(self) -> int:
         """Return the units in use, those of expired permits that no call has removed yet among them."""
-        return sum(held.weight for held in self.held.values())
+        return sum(held.weight for held in self.held.values()) + sum(delay.weight for delay in self.delays)
 
     def waiters(self) -> list[Entry]:
         """Return the queue in its order, dead waiters included."""
@@ -122,8 +142,10 @@ class Model:
         return self.used() + weight <= self.capacity
 
     def reap(self) -> None:
-        """Remove the expired permits."""
-        self.held = {ticket: held for ticket, held in self.held.items() if self.is_live(held)}
+        """Remove the expired permits, and the delays that are over."""
+        self.delays = [delay for delay in self.delays if delay.until > self.now]
+        for held in [held for held in self.held.values() if not self.is_live(held)]:
+            self.remove(held)
 
     def next_fence(self) -> int:
         """Return a fence above all before it."""
@@ -161,7 +183,7 @@ class Model:
 
     def soonest(self) -> int:
         """Return the ms until an expiry can let a waiter proceed; -1: there is none."""
-        ends = [held.deadline for held in self.held.values()]
+        ends = [*(held.deadline for held in self.held.values()), *(delay.until for delay in self.delays)]
         if self.queue and self.used() < self.capacity:
             ends.append(self.place_ends(self.waiters()[0]) or self.now)
         return max(0, min(ends) - self.now) if ends else -1
@@ -174,19 +196,21 @@ class Model:
         request: str,
         place: str,
         arrival: str,
-        weight: int,
+        asked: int | str,
         lease: int,
         capacity: int,
         waiter_lease: int,
         most: int,
         idle: int,
     ) -> Reply:
-        """Request a permit, or repeat a request."""
+        """Request a permit, or repeat a request; `asked`: a weight, or with it a priority, and a delay or nothing."""
+        weight, priority, delay = read_asked(asked)
         known = self.find(ticket)
         live = known if known and self.is_live(known) else None
         if refused := self.refusal_of_repeat(live, request, place, weight):
             return refused
         if live and live.fence:
+            self.lock_delay = self.lock_delay if delay is None else delay
             return self.repeat_held(live, request, place, lease, idle)
         wanted, declared = self.terms(capacity, arrival)
         at_once = not known and not self.queue and self.used() + weight <= wanted
@@ -199,7 +223,8 @@ class Model:
         else:
             self.remove(known)
             entry = Entry(ticket, weight, lease, [(place, request)], self.now, abs(int(arrival)))
-            reply = self.enter(entry, place, waiter_lease, most)
+            reply = self.enter(entry, place, waiter_lease, most, priority)
+        self.lock_delay = self.lock_delay if delay is None else delay
         self.keep(idle)
         if reply[0] == Status.QUEUED:
             return [*reply[:-1], self.capacity, was_declared, reply[-1], self.now]
@@ -251,13 +276,13 @@ class Model:
             return [Status.BUSY, 0]
         return [Status.QUEUED, queued.arrival, self.waiters().index(queued), self.soonest(), 0]
 
-    def enter(self, entry: Entry, place: str, waiter_lease: int, most: int) -> Reply:
+    def enter(self, entry: Entry, place: str, waiter_lease: int, most: int, priority: int) -> Reply:
         """Grant a new request if nobody is ahead of it and it fits, or queue it."""
         if self.queue or not self.fits(entry.weight):
             self.make_way(entry.weight)
         returns = entry.arrival > 0
         sequence = entry.arrival or self.sequence + 1
-        entry.arrival = sequence
+        entry.arrival = entry.arrival or sequence - 10 * priority
         if not self.ahead_of(entry) and self.fits(entry.weight):
             self.grant(entry, self.now + entry.lease)
             return self.granted(entry)
@@ -301,6 +326,9 @@ class Model:
             hit = known.fence == int(fence) > 0 if fence else not request or (known.names(request) and not others)
             if hit:
                 released = int(self.is_live(known))
+                if released and known.fence and waiting:
+                    lasted = self.now - known.since
+                    self.lasted = (7 * (lasted if self.lasted is None else self.lasted) + lasted) / 8
                 self.remove(known)
                 buried += [its for _, its in known.claims if tombstone and not request]
             elif not fence and known.names(request):
@@ -375,6 +403,17 @@ class Model:
         """Tell whether a permit is held under its fence."""
         return [int(self.holder(ticket, fence) is not None)]
 
+    def position(self, ticket: str) -> Reply:
+        """Tell the place of a ticket in the queue, and about how long it waits."""
+        known = self.find(ticket)
+        if known is None or not self.is_live(known):
+            return [-1, -1]
+        if known.fence:
+            return [0, 0]
+        ahead = [queued for queued in self.waiters() if self.is_live(queued) and queued.position <= known.position]
+        units = sum(queued.weight for queued in ahead)
+        return [len(ahead), -1 if self.lasted is None else math.ceil(self.lasted * units / self.capacity)]
+
     # Tickets
 
     def find(self, ticket: str) -> Entry | None:
@@ -387,9 +426,19 @@ class Model:
         return held if held is not None and held.fence == fence and self.is_live(held) else None
 
     def remove(self, entry: Entry | None) -> None:
-        """Take a ticket out."""
-        if entry is not None:
-            del (self.held if entry.fence else self.queue)[entry.ticket]
+        """Take a ticket out; what an expired permit had stays in use for the lock delay."""
+        if entry is None:
+            return
+        del (self.held if entry.fence else self.queue)[entry.ticket]
+        until = entry.deadline + self.lock_delay
+        if entry.fence and not self.is_live(entry) and until > self.now:
+            self.delays.append(Delay(entry.ticket, entry.weight, entry.deadline, until, self.now))
+
+
+def read_asked(asked: int | str) -> tuple[int, int, int | None]:
+    """Return weight, priority and lock delay."""
+    weight, priority, delay = f"{asked} 0 ".split(" ")[:3]
+    return int(weight), int(priority), int(delay) if delay else None
 
 
 def is_late(entry: Entry, request: str, place: str) -> bool:

@@ -60,15 +60,22 @@ class RandomCalls:
     def acquire(self) -> Args:
         """Request."""
         draw, channel, ticket = self.random, self.channel(), self.random.choice(TICKETS)
-        arrival = draw.choice(["0", "0", "0", "+0", f"+{self.left.get(ticket, 0)}"])
+        arrival = draw.choice(["0", "0", "0", "+0", f"+{max(0, self.left.get(ticket, 0))}"])
         capacity = self.capacity
         if capacity < CAPACITY_MAX and draw.random() < 0.03:
             capacity = self.capacity = draw.randint(1, 5)
         return (
-            *(ticket, self.request(channel, ticket), self.place(channel), arrival, draw.choice(self.weights)),
+            *(ticket, self.request(channel, ticket), self.place(channel), arrival, self.asked()),
             *(draw.choice(self.leases), capacity, draw.choice([0, *self.leases, *self.leases])),
             *(draw.choice([-1, -1, -1, 2, 4]), IDLE_MS, LABEL),
         )
+
+    def asked(self) -> str | int:
+        """Return a weight, now and then with a priority or a lock delay, which lasts for the next losses."""
+        weight = self.random.choice(self.weights)
+        if self.random.random() < 0.8:
+            return weight
+        return f"{weight} {self.random.randint(0, 3)} {self.random.choice(['', '', 0, 2, 2 * self.leases[0]])}"
 
     def release(self) -> Args:
         """Release under a fence, as a client that gives up, by ticket alone, or nothing but what is left to do."""
@@ -110,6 +117,10 @@ class RandomCalls:
         """Ask whether a permit is held."""
         return self.permit()
 
+    def position(self) -> Args:
+        """Ask where a ticket is."""
+        return (self.random.choice(TICKETS),)
+
     def watch(self) -> Args:
         """Watch for a moment."""
         return (3,)
@@ -124,6 +135,7 @@ SHARES = {
     "adopt": 6,
     "reduce": 5,
     "check": 4,
+    "position": 4,
     "resize": 3,
     "watch": 1,
 }

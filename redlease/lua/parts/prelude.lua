@@ -8,7 +8,7 @@
 --                          holders; times in ms of the server's clock: k when the keys expire, x when the last tombstone ends, w until
 --                          when a client watches, l when a call last found all waiters of a full queue alive; y the lock delay, h how
 --                          long holds lasted of late whose release others waited for, in ms; and t<ticket>, one record each
---   KEYS[2] holders  zset  ticket -> the time its lease ends; \255<ticket> -> the time its lock delay ends
+--   KEYS[2] holders  zset  ticket -> the time its lease ends; \255<deadline> <ticket> -> the time its lock delay ends
 --   KEYS[3] queue    zset  ticket -> its sequence, the order of arrival, less ten for each step of its priority
 --   KEYS[4] waiters  zset  place -> the time it lapses; "!"<request> -> the time that tombstone ends, negated
 -- A record is "weight fence lease since place request label": fence 0 while queued, since = when it was queued or granted,

@@ -51,13 +51,13 @@ local function count_excess()
   excess = used - count
 end
 
--- Removes a holder whose lease has ended. With a lock delay its units stay in use for that long after it, held under a name that
--- begins with a byte that no ticket, being UTF-8, contains.
+-- Removes a holder whose lease has ended. With a lock delay its units stay in use for that long after it, held under a name of
+-- their own, which begins with a byte that no ticket, being UTF-8, contains.
 local function lapse(ticket, weight, ended)
   remove_holder(ticket, weight)
   local until_ms = ended + tonumber(call('HGET', state, 'y') or 0)
   if until_ms > now and string.byte(ticket) ~= 255 then
-    local name = string.char(255) .. ticket
+    local name = string.char(255) .. format('%d ', ended) .. ticket
     call('HSET', state, 't' .. name, format('%d 0 0 %d - - ', weight, now))
     lease_until(name, until_ms)
     used, excess = used + weight, excess + weight - 1
