@@ -32,6 +32,7 @@ BYTES_MAX = 1_000_000  # of the state as a whole: a run can pass at most 2 MB to
 ENTRY_BYTES = 600  # size of an entry as JSON, without its users' texts
 UNKNOWN_MAX = 2  # consecutive looks without an answer for which a permit is kept
 WAITERS_A_LOOK = 20
+RESET_LATER = "its run was reset after a downgrade"
 
 
 @dataclass
@@ -68,6 +69,7 @@ class QueueState:
             return [*effects, _refused(asked, "Stale", "it was withdrawn before")]
         if holder is not None and holder.downgraded and holder.requester.is_reset_as(asked.requester):
             self.holders.remove(holder)
+            effects += _lost(holder, RESET_LATER)
             holder = None
         if refusal := self._refusal(asked, holder, place):
             return [*effects, refusal]
@@ -292,7 +294,7 @@ class QueueState:
                 self.holders.remove(holder)
             elif fate == "reset" and holder.downgraded:  # the new run may continue from before the downgrade
                 self.holders.remove(holder)
-                effects += _lost(holder, "its run was reset after a downgrade")
+                effects += _lost(holder, RESET_LATER)
             elif fate in {"continued", "reset"}:
                 # The next run has one lease to adopt the permit, or to confirm that it holds it.
                 self._extend(holder, now_ms, lease_ms)
