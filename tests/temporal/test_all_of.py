@@ -12,10 +12,12 @@ from backend_bench import Bench
 from backend_flows import Actor, Asking, Inside, guarded
 from temporal_tools import Place, reset
 from temporalio.client import WorkflowFailureError
+from temporalio.worker import Replayer
 from together_flows import Crossing, Part, Together
 
 from redlease.limits import CAPACITY_MAX
 from redlease_temporal import all_of, lock, rwlock, semaphore
+from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
 
@@ -188,19 +190,20 @@ async def test_a_reset_run_keeps_them_all(bench: Bench, parts: list[Part]) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cached", [0, 100])
-async def test_no_order_leads_to_a_deadlock(place: Place, cached: int) -> None:
-    """Two dozen runs that name three locks in each order all come to hold them, one at a time, also without a cache."""
-    async with place.serving([Crossing], [guarded], worker={"max_cached_workflows": cached}) as client:
-        bench = Bench(client, place.task_queue, "redis")
-        parts = [Part(each, f"{bench.queue}-{name}", lease=30.0) for each, name in zip(BACKENDS, "bca", strict=True)]
-        orders = [list(order) for order in itertools.permutations(parts)] * 4
-        random.shuffle(orders)
-        Inside.most = 0
-        handles = [await bench.start(Crossing.run, order, 0.01) for order in orders]
-        fences = await asyncio.wait_for(asyncio.gather(*(handle.result() for handle in handles)), 120)
-        assert len(set(fences)) == len(orders)
-        assert Inside.most == 1
+async def test_no_order_leads_to_a_deadlock(bench: Bench, parts: list[Part]) -> None:
+    """Two dozen runs that name three locks in each order all come to hold them, one at a time, and replay."""
+    for part in parts:
+        part.lease = 30.0
+    orders = [list(order) for order in itertools.permutations(parts)] * 4
+    random.shuffle(orders)
+    Inside.most = 0
+    handles = [await bench.start(Crossing.run, order, 0.01) for order in orders]
+    fences = await asyncio.wait_for(asyncio.gather(*(handle.result() for handle in handles)), 50)
+    assert len(set(fences)) == len(orders)
+    assert Inside.most == 1
+    replayer = Replayer(workflows=[Crossing], plugins=[RedleasePlugin("redis://nowhere.invalid")])
+    for handle in handles:
+        await replayer.replay_workflow(await handle.fetch_history())
 
 
 async def test_workflows_and_services_agree_on_the_order(bench: Bench, outside: Redlease) -> None:
