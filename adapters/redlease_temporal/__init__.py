@@ -21,8 +21,8 @@ from .sequence.api import SequenceFailed, sequence
 from .workflow_side.all_of import AllRequest, Holds, all_of
 from .workflow_side.backend import Backend
 from .workflow_side.hold import Hold
-from .workflow_side.primitives import Lock, Semaphore, Units
-from .workflow_side.rwlock import ReadSide, RWLock, WriteSide
+from .workflow_side.primitives import Lock, Semaphore
+from .workflow_side.rwlock import RWLock
 
 __all__ = [
     "AcquireTimeout",
@@ -35,16 +35,13 @@ __all__ = [
     "Permit",
     "QueueFull",
     "RWLock",
-    "ReadSide",
     "Semaphore",
     "SequenceFailed",
     "Snapshot",
     "Unavailable",
-    "Units",
     "Waiter",
     "Withdrawn",
     "WorkflowConcurrencyLimitExceeded",
-    "WriteSide",
     "all_of",
     "concurrency",
     "lock",

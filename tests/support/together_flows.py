@@ -13,7 +13,8 @@ with workflow.unsafe.imports_passed_through():
     from backend_flows import SOON, guarded
 
 if TYPE_CHECKING:
-    from redlease_temporal import Semaphore, Units
+    from redlease_temporal import Semaphore
+    from redlease_temporal.workflow_side.primitives import Units
 
 
 @dataclass

@@ -46,9 +46,8 @@ class AllRequest:
         self._keys = [part.key for part in units]
         self._parts = _merged(units)
         for pool, weight in self._parts.values():
-            pool.hold(
-                weight=weight, **options
-            )  # only checks the parameters: a request does nothing before it is entered
+            # This only checks the parameters: a request does nothing before it is entered.
+            pool.hold(weight=weight, **options)
 
     def __repr__(self) -> str:
         state = "not entered" if self._stack is None else "entered"

@@ -176,7 +176,8 @@ class RedisBackend(LocalBackend):
         except ActivityError as error:
             raise_if_cancelled(error)
             raise failed_call(error, away=self.away, resource=self._terms.resource) from error
-        except ValueError:  # somebody completed the activity by hand
+        except ValueError:
+            # Somebody completed the activity by hand. At worst the permit still excludes more than its run knows.
             return await self.check(locks.Checking(self._terms, call.ticket, call.fence))
 
     async def check(self, checking: locks.Checking) -> bool:

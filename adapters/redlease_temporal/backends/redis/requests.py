@@ -164,7 +164,9 @@ class Requests:
         known = await self._relay.claim(watch, limit_ms=limit_ms)
         if known.run_id != watch.run_id and await self._relay.is_reduced(known):
             # The run was reset to before it asked, and asks again for what it had before its downgrade.
-            await self._relay.give_back(self._relay.tickets.resource(known.terms.resource), known)
+            resource = self._relay.tickets.resource(known.terms.resource)
+            if not isinstance(await self._relay.give_back(resource, known), bool):
+                raise TimeoutError  # the activity is retried
         watch.arrival = known.arrival
         if known.request == watch.request and known.fence:
             watch.fence, watch.granted_at_ms, watch.capacity = known.fence, known.granted_at_ms, known.capacity
