@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +14,11 @@ from temporalio.client import WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from together_flows import Part, Sharing
 
+from redlease import Unavailable
 from redlease.limits import CAPACITY_MAX
 from redlease_temporal import RWLock
+from redlease_temporal.backends.redis import backend
+from redlease_temporal.backends.redis.requests import Requests
 
 from helpers import eventually
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle
 
     from redlease import Permit, Redlease, Snapshot
+    from redlease_temporal.payloads import locks
 
 
 class Catalog:
@@ -186,6 +191,37 @@ async def test_a_run_that_is_reset_to_its_start_writes_again(catalog: Catalog) -
     assert (await again.execute_update(Sharing.until_held))[0] > fence
     assert sides(await catalog.bench.seen(actor)) == ([True], [])
     assert await end(again) > fence
+
+
+async def test_a_downgrade_while_redis_is_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again until Redis answers, or raises Unavailable when the lease is over; then it may be repeated."""
+    away, told = asyncio.Event(), Requests.downgrade
+
+    async def late(requests: Requests, call: locks.DowngradeCall) -> bool:
+        if away.is_set():
+            raise Unavailable("away", resource=call.terms.resource)
+        return await told(requests, call)
+
+    monkeypatch.setattr(Requests, "downgrade", late)
+    monkeypatch.setattr(backend, "LOCAL_LIMIT", timedelta(0))
+    async with place.serving([Actor, Sharing], []) as client:
+        catalog = Catalog(Bench(client, place.task_queue, "redis"))
+        writer = await catalog.held("write", lease=1.5)
+        away.set()
+        with pytest.raises(WorkflowUpdateFailedError) as raised:
+            await writer.execute_update(Sharing.downgrade)
+        assert isinstance(raised.value.cause, ApplicationError)
+        assert raised.value.cause.type == "Unavailable"
+        downgrading = asyncio.create_task(writer.execute_update(Sharing.downgrade))
+        await eventually(lambda: pending(writer))
+        away.clear()
+        assert (await downgrading).weight == 1
+        await end(writer)
+
+
+async def pending(handle: WorkflowHandle[Any, Any]) -> bool:
+    """Return True if an attempt of an activity of the run has failed, and the next is to come."""
+    return any(each.attempt > 1 for each in (await handle.describe()).raw_description.pending_activities)
 
 
 async def test_services_share_the_lock(place: Place, outside: Redlease) -> None:
