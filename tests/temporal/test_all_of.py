@@ -177,12 +177,12 @@ async def test_what_a_terminated_run_held_is_free_soon(bench: Bench, parts: list
 async def test_a_reset_run_keeps_them_all(bench: Bench, parts: list[Part]) -> None:
     """A run that is reset to when it held goes on holding them past their leases, and releases them at its end."""
     for part in parts:
-        part.lease = 1.0
+        part.lease = 2.0
     actor, handle = await bench.actor(), await held(bench, parts)
     fences = await handle.execute_update(Together.until_held)
     again = await reset(bench.client, handle, -1)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(again.result(), 3)
+        await asyncio.wait_for(again.result(), 5)
     assert await again.execute_update(Together.until_held) == fences
     await again.signal(Together.proceed)
     assert await again.result() == "held"

@@ -125,7 +125,7 @@ async def test_a_writer_becomes_a_reader(catalog: Catalog) -> None:
 
 async def test_a_downgraded_permit_goes_from_run_to_run(catalog: Catalog) -> None:
     """What was downgraded and detached is adopted by the next run, as a reader's, and is kept past its lease."""
-    writer, actor = await catalog.held("write", timeout=-30.0, lease=1.0), await catalog.bench.actor()
+    writer, actor = await catalog.held("write", timeout=-30.0, lease=2.0), await catalog.bench.actor()
     fence = (await writer.execute_update(Sharing.downgrade)).fence
     await writer.signal(Sharing.proceed)
     latest = catalog.bench.client.get_workflow_handle(writer.id)
@@ -136,7 +136,7 @@ async def test_a_downgraded_permit_goes_from_run_to_run(catalog: Catalog) -> Non
         )
 
     await eventually(adopted)
-    other = await catalog.start("write", timeout=2.5)
+    other = await catalog.start("write", timeout=4.5)
     assert await other.result() == "timed out"
     assert sides(await catalog.bench.seen(actor)) == ([False], [])
     assert await end(latest) == fence
@@ -206,7 +206,7 @@ async def test_a_downgrade_while_redis_is_away(place: Place, monkeypatch: pytest
     monkeypatch.setattr(backend, "LOCAL_LIMIT", timedelta(0))
     async with place.serving([Actor, Sharing], []) as client:
         catalog = Catalog(Bench(client, place.task_queue, "redis"))
-        writer = await catalog.held("write", lease=1.5)
+        writer = await catalog.held("write", lease=3.0)
         away.set()
         with pytest.raises(WorkflowUpdateFailedError) as raised:
             await writer.execute_update(Sharing.downgrade)
