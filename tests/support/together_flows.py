@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -128,6 +129,24 @@ class Together(Holding):
 
 
 @workflow.defn
+class HandingOn(Holding):
+    """All of several resources, held over continue-as-new."""
+
+    @workflow.run
+    async def run(self, parts: list[Part], permits: list[Permit]) -> str:
+        """Tell how it ended."""
+        if not permits:
+            async with all_of(*(part.units() for part in parts)) as holds:
+                await self.until_told(*holds)
+                workflow.continue_as_new(args=[parts, [hold.detach() for hold in holds]])
+        async with AsyncExitStack() as stack:
+            pools = [part.pool() for part in parts]
+            adopted = [await pool.adopt(permit) for pool, permit in zip(pools, permits, strict=True)]
+            await self.until_told(*[await stack.enter_async_context(hold) for hold in adopted])
+            return "adopted"
+
+
+@workflow.defn
 class Crossing:
     """One guarded activity under all of several resources."""
 
@@ -139,4 +158,4 @@ class Crossing:
             return await workflow.execute_activity(guarded, args=[fence, seconds], start_to_close_timeout=SOON)
 
 
-WORKFLOWS = [Crossing, Sharing, Together]
+WORKFLOWS = [Crossing, HandingOn, Sharing, Together]

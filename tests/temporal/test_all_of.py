@@ -13,7 +13,7 @@ from backend_flows import Actor, Asking, Inside, guarded
 from temporal_tools import Place, reset
 from temporalio.client import WorkflowFailureError
 from temporalio.worker import Replayer
-from together_flows import Crossing, Part, Together
+from together_flows import WORKFLOWS, Crossing, HandingOn, Part, Together
 
 from redlease.limits import CAPACITY_MAX
 from redlease_temporal import all_of, lock, rwlock, semaphore
@@ -35,7 +35,7 @@ BACKENDS = ["redis", "slots", "coordinator"]
 @pytest.fixture
 async def bench(place: Place) -> AsyncIterator[Bench]:
     """The workflows that use the resources; which they are, each test says."""
-    async with place.serving([Actor, Crossing, Together], [guarded]) as client:
+    async with place.serving([Actor, *WORKFLOWS], [guarded]) as client:
         yield Bench(client, place.task_queue, "redis")
 
 
@@ -186,6 +186,28 @@ async def test_a_reset_run_keeps_them_all(bench: Bench, parts: list[Part]) -> No
     assert await again.execute_update(Together.until_held) == fences
     await again.signal(Together.proceed)
     assert await again.result() == "held"
+    await until_free(bench, actor, *parts)
+
+
+async def test_they_go_from_run_to_run(bench: Bench, parts: list[Part]) -> None:
+    """What is detached in the block is adopted by the next run, with the same fences, and kept past its leases."""
+    for part in parts:
+        part.lease = 2.0
+    actor, first = await bench.actor(), await bench.start(HandingOn.run, parts, [])
+    fences = await first.execute_update(HandingOn.until_held)
+    await first.signal(HandingOn.proceed)
+    latest = bench.client.get_workflow_handle(first.id)
+
+    async def is_next() -> bool:
+        return bool((await latest.describe()).run_id != first.first_execution_run_id and await latest.query("held"))
+
+    await eventually(is_next)
+    assert await latest.execute_update(HandingOn.until_held) == fences
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(latest.result(), 4)
+    assert not any([await are_free(bench, actor, part) for part in parts])
+    await latest.signal(HandingOn.proceed)
+    assert await latest.result() == "adopted"
     await until_free(bench, actor, *parts)
 
 
