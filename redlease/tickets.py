@@ -277,6 +277,19 @@ class Tickets:
         leaving.start(now_ms)
         return await future
 
+    async def reduce(self, resource: Resource, ticket: str, fence: int, weight: int, *, idle_ttl_ms: int) -> bool:
+        """Gives back all but `weight` units of a permit; returns True if it is held, under its fence.
+
+        May be repeated. The permit keeps its fence and its lease.
+        """
+        answer = await self._connection.call(
+            resource, scripts.REDUCE, ticket, fence, weight, idle_ttl_ms, ticket=ticket
+        )
+        held, more = answer.values
+        while more:  # the script stopped at its batch limit of grants
+            more = (await self.free(resource, "", "", idle_ttl_ms=idle_ttl_ms)).more
+        return bool(held)
+
     # The resource as a whole
 
     async def inspect(self, resource: Resource, *, declared: int, limit: int) -> Snapshot:

@@ -18,18 +18,23 @@ from .backends.slots.backend import SlotBackend
 from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable, Withdrawn, misuse, misused
 from .payloads.locks import Terms
 from .sequence.api import SequenceFailed, sequence
+from .workflow_side.all_of import AllRequest, Holds, all_of
 from .workflow_side.backend import Backend
 from .workflow_side.hold import Hold
 from .workflow_side.primitives import Lock, Semaphore
+from .workflow_side.rwlock import RWLock
 
 __all__ = [
     "AcquireTimeout",
+    "AllRequest",
     "Hold",
+    "Holds",
     "LeaseLost",
     "Lock",
     "LockError",
     "Permit",
     "QueueFull",
+    "RWLock",
     "Semaphore",
     "SequenceFailed",
     "Snapshot",
@@ -37,17 +42,17 @@ __all__ = [
     "Waiter",
     "Withdrawn",
     "WorkflowConcurrencyLimitExceeded",
+    "all_of",
     "concurrency",
     "lock",
+    "rwlock",
     "semaphore",
     "sequence",
 ]
 
 
 BACKENDS: dict[str, Callable[[Terms], Backend]] = {
-    "redis": RedisBackend,
-    "slots": SlotBackend,
-    "coordinator": CoordinatorBackend,
+    each.name: each for each in (RedisBackend, SlotBackend, CoordinatorBackend)
 }
 
 
@@ -107,3 +112,29 @@ def semaphore(
     """
     terms = _terms(name, capacity, lease, max_waiters)
     return Semaphore(terms, _backend(backend, terms))
+
+
+def rwlock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, backend: str = "redis") -> RWLock:
+    """The read-write lock of that name: any number of readers, or one writer.
+
+    A lock or semaphore of the same name would be the same resource with another capacity: give each its own name.
+
+    Args:
+        name: Of the resource, at most 512 bytes. Services that use `client.rwlock` with the same Redis share it.
+        lease: How long a permit stays valid without renewal, in seconds or as a timedelta.
+        max_waiters: `QueueFull` is raised at once when so many wait, readers and writers together.
+        backend: What keeps it: "redis", or without Redis "coordinator", which keeps some 1,200 readers and waiters in
+            all. Locks of different backends do not exclude each other.
+
+    Raises:
+        ValueError: A parameter is wrong, or the backend is "slots", on which a permit is one unit. It is an
+            `ApplicationError` too, and fails the run.
+    """
+    terms = _terms(name, limits.CAPACITY_MAX, lease, max_waiters)
+    if backend == SlotBackend.name:
+        message = (
+            f"resource {name!r}: backend='slots' has no read-write locks, as a slot is one unit and a writer holds "
+            "all: take backend='coordinator' or 'redis'"
+        )
+        raise misused(message)
+    return RWLock(terms, _backend(backend, terms))

@@ -11,9 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from redlease.limits import CAPACITY_MAX
 from redlease_temporal.backends.coordinator.entries import Notification
 from redlease_temporal.backends.coordinator.queue_state import BYTES_MAX, IDLE_MS, UNKNOWN_MAX, QueueState
-from redlease_temporal.payloads.coordinator import Adoption, Confirmed, Release, Renewal, Request, Requester
+from redlease_temporal.payloads.coordinator import (
+    Adoption,
+    Confirmed,
+    Downgrade,
+    Release,
+    Renewal,
+    Request,
+    Requester,
+)
 from redlease_temporal.payloads.locks import Terms
 
 if TYPE_CHECKING:
@@ -205,6 +214,15 @@ class Against(RuleBasedStateMachine):
             entry.ends_ms = self.now_ms + LEASE_MS
         self.settle(effects)
 
+    @rule(ticket=TICKETS)
+    def downgrade(self, ticket: str) -> None:
+        """Give back all but one unit of what is held, or of what is not."""
+        entry = self.holding.get(ticket)
+        effects = self.books.downgrade(Downgrade(ticket, entry.fence if entry else 0), self.us())
+        if entry:
+            entry.weight = 1
+        self.settle(effects)
+
     @invariant()
     def agrees(self) -> None:
         """The same hold and wait, in the same order."""
@@ -360,6 +378,54 @@ def test_the_next_run_of_the_chain_keeps_the_fence() -> None:
     books.adopt(Adoption("a", granted.permit.fence, successor, LEASE_MS), us(900))
     assert books.permit("a", granted.permit.fence) is not None
     assert books.lapse(us(1800)) == []
+
+
+def reader_of(books: QueueState) -> Permit:
+    """Return the permit of a writer of these books that became a reader."""
+    (granted,) = books.request(request("a", capacity=CAPACITY_MAX, weight=CAPACITY_MAX), us(0))
+    assert granted.permit is not None
+    books.downgrade(Downgrade("a", granted.permit.fence), us(1))
+    return granted.permit
+
+
+def test_a_writer_becomes_a_reader() -> None:
+    """The readers at the head of the queue enter beside it, the next writer does not, and its permit stays as it is."""
+    books = QueueState("r")
+    books.request(request("a", capacity=CAPACITY_MAX, weight=CAPACITY_MAX), us(0))
+    permit = books.holders[0].permit
+    for ticket, weight in (("b", 1), ("c", 1), ("d", CAPACITY_MAX), ("e", 1)):
+        books.request(request(ticket, capacity=CAPACITY_MAX, weight=weight), us(1))
+    assert books.downgrade(Downgrade("a", permit.fence + 1), us(2)) == []
+    assert told(books.downgrade(Downgrade("a", permit.fence), us(2))) == [("granted", "b/0"), ("granted", "c/0")]
+    assert books.downgrade(Downgrade("a", permit.fence), us(3)) == []
+    assert books.permit("a", permit.fence) == replace(permit, weight=1)
+
+
+def test_a_run_that_is_reset_after_a_downgrade_has_lost_the_permit() -> None:
+    """Found by a look it is told so; if it asks again it is queued as a writer again; a late copy changes nothing."""
+    books = QueueState("r")
+    reader_of(books)
+    assert told(books.looked(requester("a"), "reset", us(2))) == [("lost", "a/0")]
+    assert not books.holders
+    books = QueueState("r")
+    permit = reader_of(books)
+    books.request(request("b", capacity=CAPACITY_MAX), us(2))
+    asked = request("a", capacity=CAPACITY_MAX, weight=CAPACITY_MAX)
+    assert told(books.request(asked, us(3))) == [("ValueError", "a/0")]
+    assert books.permit("a", permit.fence) is not None
+    again = replace(asked, requester=replace(asked.requester, run_id="run-2"))
+    assert told(books.request(again, us(4))) == [("lost", "a/0")]
+    assert [each.request.ticket for each in books.queue] == ["a"]
+
+
+def test_an_adopted_permit_survives_a_reset_after_its_downgrade() -> None:
+    """The run that adopts it never held more, so that it confirms what it has after a reset, as usual."""
+    books = QueueState("r")
+    permit = reader_of(books)
+    successor = replace(requester("a", 1), run_id="run-2")
+    books.adopt(Adoption("a", permit.fence, successor, LEASE_MS), us(2))
+    assert told(books.looked(successor, "reset", us(3))) == [("confirm", "a/1")]
+    assert books.permit("a", permit.fence) is not None
 
 
 @pytest.mark.parametrize("fate", ["continued", "reset"])

@@ -21,6 +21,7 @@ import recorded_flows
 from recorded_flows import (
     ByHand,
     ByHandBy,
+    DowngradeBy,
     HandOn,
     HandOnBy,
     HoldBy,
@@ -30,6 +31,7 @@ from recorded_flows import (
     Limited,
     LimitedBySlots,
     LoseBy,
+    Together,
     WithChild,
     WithLimitedChildren,
     fenced,
@@ -60,6 +62,7 @@ class Recorder:
     def __init__(self, client: Client, redis: Server, service: Redlease) -> None:
         self.client = client
         self.redis = redis
+        self.service = service
         self.pool = service.lock(RESOURCE)
         self.first_runs: dict[str, str] = {}
 
@@ -287,6 +290,36 @@ class By:
         return {f"{self.backend}_{method.__name__}": method for method in methods}
 
 
+async def downgraded(recorder: Recorder, name: str) -> Handle:
+    """A writer that becomes a reader."""
+    backend = "coordinator" if name.startswith("coordinator") else "redis"
+    handle = await recorder.start(name, DowngradeBy.run, backend, name)
+    assert await handle.result()
+    return handle
+
+
+async def together(recorder: Recorder, name: str) -> Handle:
+    """Four resources at once on three backends, of which the last one has to be waited for."""
+    last = recorder.service.semaphore(f"{name}-d", capacity=3)
+    permit = await last.acquire(weight=3)
+    handle = await recorder.start(name, Together.run, name, None)
+    await until_waiting(last, 1)
+    await asyncio.sleep(0.5)
+    await last.release(permit)
+    assert await handle.result() == "held"
+    return handle
+
+
+async def together_timeout(recorder: Recorder, name: str) -> Handle:
+    """The last one of the four is not free in time."""
+    last = recorder.service.semaphore(f"{name}-d", capacity=3)
+    permit = await last.acquire(weight=3)
+    handle = await recorder.start(name, Together.run, name, 2.0)
+    assert await handle.result() == "timed out"
+    await last.release(permit)
+    return handle
+
+
 async def in_sequence(recorder: Recorder, name: str) -> Handle:
     """Items handed over, which starts the sequence."""
     handle = await recorder.start(name, InSequence.run, name, [1, 2])
@@ -341,14 +374,19 @@ async def place(recorder: Recorder, name: str) -> Handle:
     return taken
 
 
-PATTERNS: dict[str, Callable[[Recorder, str], Awaitable[Handle]]] = {
-    pattern.__name__: pattern
-    for pattern in (
-        *(uncontended, contended, timeout, no_wait, cancelled, continued, adopted, lost, by_hand, child),
-        *(in_sequence, in_running_sequence, sequence, limited, limited_children, place),
-        *(redis_away, release_later),
-    )
-} | {name: pattern for backend in ("slots", "coordinator") for name, pattern in By(backend).patterns().items()}
+PATTERNS: dict[str, Callable[[Recorder, str], Awaitable[Handle]]] = (
+    {
+        pattern.__name__: pattern
+        for pattern in (
+            *(uncontended, contended, timeout, no_wait, cancelled, continued, adopted, lost, by_hand, child),
+            *(in_sequence, in_running_sequence, sequence, limited, limited_children, place),
+            *(downgraded, together, together_timeout),
+            *(redis_away, release_later),
+        )
+    }
+    | {"coordinator_downgraded": downgraded}
+    | {name: pattern for backend in ("slots", "coordinator") for name, pattern in By(backend).patterns().items()}
+)
 
 
 def version() -> str:

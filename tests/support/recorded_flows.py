@@ -15,8 +15,10 @@ from redlease_temporal import (
     Permit,
     Semaphore,
     WorkflowConcurrencyLimitExceeded,
+    all_of,
     concurrency,
     lock,
+    rwlock,
     semaphore,
     sequence,
 )
@@ -204,6 +206,40 @@ class LoseBy:
 
 
 @workflow.defn
+class DowngradeBy:
+    """A writer on some backend that becomes a reader."""
+
+    @workflow.run
+    async def run(self, backend: str, resource: str) -> int:
+        """Return the fence."""
+        async with rwlock(resource, backend=backend).write.hold() as hold:
+            await workflow.execute_activity(fenced, hold.fence, start_to_close_timeout=SOON)
+            await hold.downgrade()
+            return await workflow.execute_activity(fenced, hold.fence, start_to_close_timeout=SOON)
+
+
+@workflow.defn
+class Together:
+    """Several resources at once, one on each backend."""
+
+    @workflow.run
+    async def run(self, resource: str, timeout: float | None) -> str:
+        """Tell how it ended."""
+        parts = (
+            semaphore(f"{resource}-d", capacity=3).weighted(2),
+            lock(f"{resource}-c", backend="slots"),
+            rwlock(f"{resource}-b", backend="coordinator").read,
+            lock(f"{resource}-a"),
+        )
+        try:
+            async with all_of(*parts, timeout=timeout) as holds:
+                await workflow.execute_activity(fenced, holds[0].fence, start_to_close_timeout=SOON)
+                return "held"
+        except AcquireTimeout:
+            return "timed out"
+
+
+@workflow.defn
 class InSequence:
     """Items that are handed over to a resource's sequence."""
 
@@ -263,5 +299,6 @@ class WithLimitedChildren:
 
 WORKFLOWS = [
     *(ByHand, ByHandBy, Child, HandOn, HandOnBy, HoldBy, HoldLong, HoldOnce, LoseBy, WithChild),
+    *(DowngradeBy, Together),
     *(InSequence, Limited, LimitedBySlots, WithLimitedChildren),
 ]

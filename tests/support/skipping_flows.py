@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from temporalio import activity, workflow
 
-from redlease_temporal import AcquireTimeout, lock
+from redlease_temporal import AcquireTimeout, lock, rwlock
 
 
 @activity.defn
@@ -37,6 +37,33 @@ class Impatient:
         """Return how it ended."""
         try:
             async with lock("r").hold(timeout=timedelta(minutes=1)):
+                return "held"
+        except AcquireTimeout:
+            return "timed out"
+
+
+@workflow.defn
+class Writing:
+    """An hour as a writer, and an hour more as a reader."""
+
+    @workflow.run
+    async def run(self) -> None:
+        """Write, and read."""
+        async with rwlock("catalog").write.hold() as hold:
+            await workflow.sleep(timedelta(hours=1))
+            await hold.downgrade()
+            await workflow.sleep(timedelta(hours=1))
+
+
+@workflow.defn
+class Reading:
+    """A reader that does not wait for two hours."""
+
+    @workflow.run
+    async def run(self) -> str:
+        """Return how it ended."""
+        try:
+            async with rwlock("catalog").read.hold(timeout=timedelta(minutes=90)):
                 return "held"
         except AcquireTimeout:
             return "timed out"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
+from temporalio.api.enums.v1 import EventType, ResetReapplyExcludeType, WorkflowTaskFailedCause
 from temporalio.api.workflowservice.v1 import (
     DescribeWorkflowExecutionRequest,
     PauseWorkflowExecutionRequest,
@@ -125,8 +125,14 @@ async def tasks_that_failed(handle: WorkflowHandle[Any, Any]) -> list[str]:
     return [str(attributes) for attributes in failed if attributes.cause != benign]
 
 
-async def reset(client: Client, handle: WorkflowHandle[Any, Any], task: int) -> WorkflowHandle[Any, Any]:
-    """Reset a run to before its so-manieth completed workflow task; returns the new run's handle."""
+async def reset(
+    client: Client, handle: WorkflowHandle[Any, Any], task: int, *, reapply: bool = True
+) -> WorkflowHandle[Any, Any]:
+    """Reset a run to before its so-manieth completed workflow task; returns the new run's handle.
+
+    `reapply`: the new run gets again the signals and updates that came later.
+    """
+    kinds = ResetReapplyExcludeType.values()[1:]
     kind = EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
     completed = [event.event_id for event in await events_of(handle) if event.event_type == kind]
     reply = await client.workflow_service.reset_workflow_execution(
@@ -136,6 +142,7 @@ async def reset(client: Client, handle: WorkflowHandle[Any, Any], task: int) -> 
             reason="test",
             request_id=str(uuid.uuid4()),
             workflow_task_finish_event_id=completed[task],
+            reset_reapply_exclude_types=[] if reapply else kinds,
         )
     )
     return client.get_workflow_handle(handle.id, run_id=reply.run_id)

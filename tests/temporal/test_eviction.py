@@ -62,6 +62,6 @@ async def in_a_plain_block(hold: Hold) -> None:
 @pytest.mark.parametrize("body", [in_a_hold, in_a_request, in_a_plain_block])
 async def test_it_ends_without_a_word(body: Callable[[Hold], Coroutine[None, None, None]]) -> None:
     """The block that it waits in asks for no event loop, gives nothing back and raises nothing."""
-    coroutine = body(Hold(Run("q", 1.0), PERMIT, give_back, "cancel", ""))
+    coroutine = body(Hold(Run("q", 1.0), PERMIT, give_back, give_back, "cancel"))
     coroutine.send(None)
     await asyncio.to_thread(coroutine.close)

@@ -15,9 +15,10 @@ from losing_flows import Dynamic
 from sequence_flows import Handing, Item, post, trace
 from temporal_tools import Place, tasks_that_failed
 from temporalio.client import Client, WorkflowHandle
+from together_flows import Part, Sharing
 from waiting_flows import Wait, Waiter
 
-from redlease import Permit, Semaphore
+from redlease import Permit, Redlease, Semaphore
 from redlease_temporal.admission import rule
 from redlease_temporal.admission.activities import AdmissionActivities
 from redlease_temporal.admission.place_workflow import OWNER, PLACE
@@ -52,7 +53,7 @@ RUN_SIGNALS = [
 @pytest.fixture
 async def client(place: Place) -> AsyncIterator[Client]:
     """A client with the plugin, beside a worker for all workflows."""
-    async with place.serving([*WORKFLOWS, Waiter, Dynamic, Handing, Two], [guarded, post]) as client:
+    async with place.serving([*WORKFLOWS, Waiter, Dynamic, Handing, Sharing, Two], [guarded, post]) as client:
         yield client
 
 
@@ -127,6 +128,29 @@ async def test_a_release_that_is_completed_with_something_else(
     assert await bench.do(actor, Actor.release, permit)
     assert await tasks_that_failed(actor) == []
     assert not (await pool.inspect()).holders
+
+
+async def test_a_downgrade_that_is_completed_with_something_else(
+    client: Client, place: Place, outside: Redlease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on as a reader, and what it holds excludes as much as before, until it ends."""
+
+    async def never(_: Requests, __: locks.DowngradeCall) -> bool:
+        raise TimeoutError
+
+    monkeypatch.setattr(Requests, "downgrade", never)
+    writer = await client.start_workflow(
+        Sharing.run, args=[Part("redis", "r", "write"), None, None], id=place.task_queue, task_queue=place.task_queue
+    )
+    await writer.execute_update(Sharing.until_held)
+    downgrading = asyncio.create_task(writer.execute_update(Sharing.downgrade))
+    await complete(client, writer, locks.DOWNGRADE, "done")
+    assert (await downgrading).weight == 1
+    assert await outside.rwlock("r").read.try_acquire() is None
+    await writer.signal(Sharing.proceed)
+    await writer.result()
+    assert await tasks_that_failed(writer) == []
+    assert await outside.rwlock("r").read.try_acquire()
 
 
 async def test_a_place_that_is_given_by_hand_with_something_else(

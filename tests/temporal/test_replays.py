@@ -63,6 +63,8 @@ CHANGES = {
     "no release": ("cancelled", "redlease.release", "redlease.renew"),
     "another slot": ("slots_contended", "permit:slots_contended:0", "permit:slots_contended:1"),
     "another question": ("coordinator_contended", "redlease.coordinator.ask", "redlease.coordinator.check"),
+    "another downgrade": ("downgraded", "redlease.downgrade", "redlease.other"),
+    "another order": ("together", "redlease:1:together-a", "redlease:1:together-b"),
     "another look": ("slots_keeper_itself", "redlease.slots.tell", "redlease.slots.idle"),
 }
 

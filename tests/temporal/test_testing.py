@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from skipping_flows import Hours, Impatient, note
+from skipping_flows import Hours, Impatient, Reading, Writing, note
 from temporalio.client import Client, WorkflowHandle
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from temporal_server import TemporalServer
 
+WORKFLOWS = [Hours, Impatient, Reading, Writing]
+
 
 @pytest.fixture
 async def skipping(time_skipping: dict[str, Any], task_queue: str) -> AsyncIterator[Client]:
@@ -33,7 +35,7 @@ async def skipping(time_skipping: dict[str, Any], task_queue: str) -> AsyncItera
         await WorkflowEnvironment.start_time_skipping(
             **time_skipping, plugins=[InMemoryPlugin(time_skipping=True)]
         ) as env,
-        Worker(env.client, task_queue=task_queue, workflows=[Hours, Impatient], activities=[note]),
+        Worker(env.client, task_queue=task_queue, workflows=WORKFLOWS, activities=[note]),
     ):
         yield env.client
 
@@ -51,17 +53,17 @@ async def test_hours_pass_while_some_hold_and_others_wait(skipping: Client, task
     assert [later - sooner >= 3600 for sooner, later in pairwise(ends)] == [True, True]
 
 
+async def tell_late(temporal: Client, watch: Watch, token: str, permit: Permit) -> None:
+    """Tell of a grant after a while."""
+    await asyncio.sleep(0.3)
+    await telling.tell_of_grant(temporal, watch, token, permit)
+
+
 async def test_no_time_is_skipped_between_a_release_and_the_next_grant(
     skipping: Client, task_queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A grant that is told late is told before the workflow that released goes on, so nobody times out meanwhile."""
-    tell = telling.tell_of_grant
-
-    async def late(temporal: Client, watch: Watch, token: str, permit: Permit) -> None:
-        await asyncio.sleep(0.3)
-        await tell(temporal, watch, token, permit)
-
-    monkeypatch.setattr(tracker, "tell_of_grant", late)
+    monkeypatch.setattr(tracker, "tell_of_grant", tell_late)
     await test_hours_pass_while_some_hold_and_others_wait(skipping, task_queue)
 
 
@@ -70,6 +72,19 @@ async def _until_asked(handle: WorkflowHandle[Any, Any]) -> None:
         return len((await handle.fetch_history()).events) > len(("started", "scheduled", "started", "completed"))
 
     await eventually(asked)
+
+
+async def test_no_time_is_skipped_between_a_downgrade_and_the_next_grant(
+    skipping: Client, task_queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that waits for a writer enters at its downgrade, though it is told late, not when the writer ends."""
+    monkeypatch.setattr(tracker, "tell_of_grant", tell_late)
+    writing = await skipping.start_workflow(Writing.run, id=f"{task_queue}-writing", task_queue=task_queue)
+    await _until_asked(writing)
+    reading = await skipping.start_workflow(Reading.run, id=f"{task_queue}-reading", task_queue=task_queue)
+    await _until_asked(reading)
+    assert await reading.result() == "held"
+    await writing.result()
 
 
 async def test_a_deadline_passes_in_skipped_time(skipping: Client, task_queue: str) -> None:

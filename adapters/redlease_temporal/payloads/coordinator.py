@@ -38,6 +38,10 @@ class Requester:
     chain: str
     request: str
 
+    def is_reset_as(self, other: Requester) -> bool:
+        """Whether the other run makes the same request again, after a reset."""
+        return self.request == other.request and self.run_id != other.run_id
+
 
 @dataclass(frozen=True)
 class Request:
@@ -83,6 +87,14 @@ class Renewal:
     ticket: str
     fence: int
     lease_ms: int
+
+
+@dataclass(frozen=True)
+class Downgrade:
+    """Gives back all but one unit of a permit."""
+
+    ticket: str
+    fence: int
 
 
 @dataclass(frozen=True)

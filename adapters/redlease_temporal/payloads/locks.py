@@ -24,6 +24,7 @@ INSPECT = "redlease.inspect"
 # Remote activities, which the plugin's internal worker runs.
 WAIT = "redlease.wait"
 RELEASE_LATER = "redlease.release_later"
+DOWNGRADE = "redlease.downgrade"
 
 LOST_SIGNAL = "redlease.lost"
 GRANTED_SIGNAL = "redlease.granted"
@@ -193,6 +194,15 @@ class AdoptCall:
     permit: Permit
     wish: AcquireCall
     refence: bool | None = None
+
+
+@dataclass(frozen=True)
+class DowngradeCall:
+    """Gives back all but one unit of a permit."""
+
+    terms: Terms
+    ticket: str
+    fence: int
 
 
 @dataclass(frozen=True)

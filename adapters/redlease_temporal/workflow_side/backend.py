@@ -11,6 +11,7 @@ from temporalio import workflow
 from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, RetryState
 
+from redlease import limits
 from redlease.models import Permit, Snapshot
 from redlease_temporal.errors import AcquireTimeout, Unavailable, refusal
 from redlease_temporal.payloads import locks
@@ -31,10 +32,14 @@ class Backend(Protocol):
     """Keeps one resource on behalf of workflow runs.
 
     Attributes:
+        name: As it is given to `lock(backend=...)`.
         away: The system that may be unreachable while a request waits, as error messages name it.
+        weight_max: The most units that one permit may hold.
     """
 
+    name: str
     away: str
+    weight_max: int
 
     async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         """Waits for a permit. Any end but a grant withdraws the request."""
@@ -54,6 +59,13 @@ class Backend(Protocol):
     async def end(self, giving: locks.ReleaseCall) -> bool:
         """As `release`, for a hold that knows of no loss; skips the confirmation where that costs a call."""
 
+    async def downgrade(self, call: locks.DowngradeCall) -> bool:
+        """Gives back all but one unit of a permit, by a command; returns whether it is held.
+
+        A command takes effect once the workflow task is recorded. If a local activity did it, Temporal could re-execute
+        the task, and what runs before the downgrade would run again beside others.
+        """
+
     async def check(self, checking: locks.Checking) -> bool:
         """Whether a permit is held now."""
 
@@ -71,7 +83,9 @@ class LocalBackend:
         terms: Those of the resource.
     """
 
+    name: str
     away: str
+    weight_max = limits.CAPACITY_MAX
 
     def __init__(self, terms: locks.Terms) -> None:
         self._terms = terms
@@ -136,10 +150,13 @@ async def answered(
         return await local(name, arg, result, activity_id)
     except ActivityError as error:
         raise_if_cancelled(error)
-        if (refused := refusal(error)) is not None:
-            raise refused from error
-        message = f"resource {resource!r}: {away} was not reached in time ({error.cause}). It is safe to try again"
-        raise Unavailable(message, resource=resource) from error
+        raise failed_call(error, away=away, resource=resource) from error
+
+
+def failed_call(error: ActivityError, *, away: str, resource: str) -> Exception:
+    """The error that a failed activity reports, or `Unavailable`."""
+    message = f"resource {resource!r}: {away} was not reached in time ({error.cause}). It is safe to try again"
+    return refusal(error) or Unavailable(message, resource=resource)
 
 
 def read(returned: RawValue | None, kind: type[T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -71,7 +72,9 @@ class Hold:
         run: Run,
         permit: Permit,
         release: Callable[[Permit], Awaitable[bool]],
+        downgrade: Callable[[Permit], Awaitable[bool]],
         on_lost: OnLost,
+        *,
         kept_by: str = "",
     ) -> None:
         self.permit = permit
@@ -79,6 +82,7 @@ class Hold:
         self.lost = False
         self._run = run
         self._release = release
+        self._downgrade = downgrade
         self._on_lost = on_lost
         self._why = ""
         self._ended = False
@@ -116,6 +120,21 @@ class Hold:
             return False
         self._end()
         return await to_its_end(self._release(self.permit))
+
+    async def downgrade(self) -> None:
+        """Makes a writer of an `rwlock` a reader: other readers may enter from then on, and no writer was in between.
+
+        The permit keeps its fence. May be repeated; a hold of weight 1 stays as it is. If this run is reset after a
+        downgrade, it loses the permit: the new run may continue from where it was a writer.
+
+        Raises:
+            LeaseLost: The permit is no longer held.
+            Unavailable: The backend was not reached in time. The permit may be a reader's by then.
+        """
+        self.check()
+        if not await self._downgrade(self.permit):
+            raise self._loss("it was gone before it could be downgraded")
+        self.permit = dataclasses.replace(self.permit, weight=1)
 
     def detach(self) -> Permit:
         """Keeps the permit past the block, for the run that continues this one as new: `await pool.adopt(permit)`.

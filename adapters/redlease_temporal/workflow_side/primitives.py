@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from temporalio import workflow
 
@@ -20,6 +20,32 @@ from .hold import Hold, HoldRequest, OnLost, to_its_end
 from .run import Run, current, ticket_of
 
 
+class Units(NamedTuple):
+    """So many units of a semaphore, for `all_of`. Made by `Semaphore.weighted`."""
+
+    pool: Semaphore
+    weight: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Identifies the resource: its name, and the backend that keeps it. `all_of` acquires in this order."""
+        return self.pool.name, self.pool._backend.name
+
+    @property
+    def total(self) -> int:
+        """The weight of the permit that is acquired."""
+        return self.weight * self.pool._unit
+
+
+class Asked(NamedTuple):
+    """The checked parameters of an acquire. `weight`: in units of the resource."""
+
+    ticket: str | None
+    weight: int
+    owner: str | None
+    metadata: dict[str, str]
+
+
 class Semaphore:
     """At most `capacity` units of a resource are held at once, granted in the order of arrival. Made by `semaphore`.
 
@@ -30,6 +56,8 @@ class Semaphore:
         >>> async with gpu.hold(timeout=timedelta(minutes=10)) as hold:  # doctest: +SKIP
         ...     await workflow.execute_activity(train, hold.fence, start_to_close_timeout=timedelta(hours=1))
     """
+
+    _unit = 1  # units of the resource that a weight of 1 stands for
 
     def __init__(self, terms: locks.Terms, backend: Backend) -> None:
         self._terms = terms
@@ -83,14 +111,23 @@ class Semaphore:
         """
         _check_endings(on_lost, on_close)
         max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
+        asked, limit = self._asked(ticket, weight, owner, metadata), timeout_of(timeout)
 
         async def acquire() -> Hold:
             run = current()
-            wish = self._wish(run, ticket, weight, owner, metadata, on_close=on_close, max_hold_ms=max_hold_ms)
-            permit = await self._obtain(run, wish, _timeout_of(timeout))
+            wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
+            permit = await self._obtain(run, wish, limit)
             return self._hold_of(run, permit, on_lost)
 
         return HoldRequest(acquire)
+
+    def weighted(self, weight: int) -> Units:
+        """So many units of this semaphore, to be acquired with others by `all_of`.
+
+        Raises:
+            ValueError: The weight is not a whole number above 0.
+        """
+        return Units(self, misuse(limits.checked_count, "weight", weight))
 
     async def acquire(
         self,
@@ -106,8 +143,8 @@ class Semaphore:
         Takes the request parameters of `hold`, and raises the same errors except `LeaseLost`.
         """
         run = current()
-        wish = self._wish(run, ticket, weight, owner, metadata, keep=False)
-        return await self._obtain(run, wish, _timeout_of(timeout))
+        wish = self._wish(run, self._asked(ticket, weight, owner, metadata), keep=False)
+        return await self._obtain(run, wish, timeout_of(timeout))
 
     async def try_acquire(
         self,
@@ -123,7 +160,7 @@ class Semaphore:
             Unavailable: The backend was not reached in time.
         """
         run = current()
-        wish = self._wish(run, ticket, weight, owner, metadata, keep=False, queue=False)
+        wish = self._wish(run, self._asked(ticket, weight, owner, metadata), keep=False, queue=False)
         return await self._backend.try_acquire(run, wish)
 
     async def adopt(
@@ -147,9 +184,8 @@ class Semaphore:
         self._own(permit)
         _check_endings(on_lost, on_close)
         max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
-        wish = self._wish(
-            run, permit.ticket, permit.weight, None, permit.metadata, on_close=on_close, max_hold_ms=max_hold_ms
-        )
+        asked = Asked(permit.ticket, permit.weight, None, misuse(limits.checked_metadata, permit.metadata))
+        wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
         adopted = await self._backend.adopt(run, locks.AdoptCall(self._terms, permit, wish, refence))
         return self._hold_of(run, adopted, on_lost)
 
@@ -223,13 +259,24 @@ class Semaphore:
     def _own(self, permit: Permit) -> None:
         misuse(limits.checked_permit, permit, self.name)
 
+    def _asked(self, ticket: str | None, weight: int, owner: str | None, metadata: dict[str, str] | None) -> Asked:
+        if ticket is not None:
+            misuse(limits.checked_text, "ticket", ticket, limits.TICKET_BYTES_MAX)
+        if owner is not None:
+            misuse(limits.checked_text, "owner", owner, limits.OWNER_BYTES_MAX)
+        units = misuse(limits.checked_count, "weight", misuse(limits.checked_count, "weight", weight) * self._unit)
+        if units > self._backend.weight_max:
+            message = (
+                f"resource {self.name!r}: backend={self._backend.name!r} grants one unit at a time: a weight needs "
+                "backend='coordinator' or 'redis'"
+            )
+            raise misused(message)
+        return Asked(ticket, units, owner, misuse(limits.checked_metadata, metadata))
+
     def _wish(
         self,
         run: Run,
-        ticket: str | None,
-        weight: int,
-        owner: str | None,
-        metadata: dict[str, str] | None,
+        asked: Asked,
         *,
         keep: bool = True,
         queue: bool = True,
@@ -237,20 +284,16 @@ class Semaphore:
         max_hold_ms: int | None = None,
     ) -> locks.AcquireCall:
         info, number = workflow.info(), run.number(self.name)
-        if ticket is not None:
-            misuse(limits.checked_text, "ticket", ticket, limits.TICKET_BYTES_MAX)
-        if owner is not None:
-            misuse(limits.checked_text, "owner", owner, limits.OWNER_BYTES_MAX)
         return locks.AcquireCall(
             self._terms,
-            ticket or ticket_of(info, number),
+            asked.ticket or ticket_of(info, number),
             info.first_execution_run_id,
             info.get_current_history_length(),
             f"redlease:{number}:{self.name}",
             f"redlease:{number}:{self.name}:wait",
-            weight=misuse(limits.checked_count, "weight", weight),
-            owner=owner,
-            metadata=misuse(limits.checked_metadata, metadata),
+            weight=asked.weight,
+            owner=asked.owner,
+            metadata=asked.metadata,
             keep=keep,
             queue=queue,
             on_close=on_close,
@@ -268,10 +311,13 @@ class Semaphore:
         return permit
 
     def _hold_of(self, run: Run, permit: Permit, on_lost: OnLost) -> Hold:
-        return Hold(run, permit, self._end, on_lost, self._backend.kept_by(permit))
+        return Hold(run, permit, self._end, self._downgrade, on_lost, kept_by=self._backend.kept_by(permit))
 
     async def _end(self, permit: Permit) -> bool:
         return await self._backend.end(locks.ReleaseCall(self._terms, permit.ticket, permit.fence))
+
+    async def _downgrade(self, permit: Permit) -> bool:
+        return await self._backend.downgrade(locks.DowngradeCall(self._terms, permit.ticket, permit.fence))
 
 
 def _check_endings(on_lost: str, on_close: str) -> None:
@@ -279,7 +325,8 @@ def _check_endings(on_lost: str, on_close: str) -> None:
         raise misused("on_lost is 'cancel' or 'signal', on_close 'release' or 'lease'")
 
 
-def _timeout_of(timeout: Duration | None) -> timedelta | None:
+def timeout_of(timeout: Duration | None) -> timedelta | None:
+    """The checked timeout."""
     if timeout is None:
         return None
     return timedelta(milliseconds=misuse(limits.milliseconds, "timeout", timeout))

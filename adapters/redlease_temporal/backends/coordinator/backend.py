@@ -37,6 +37,7 @@ PAUSE_S = 2.0  # between two attempts to reach a coordinator
 class CoordinatorBackend(LocalBackend):
     """A resource that workflow runs of one namespace share. `terms`: those of the resource."""
 
+    name = "coordinator"
     away = "its coordinator"
 
     async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
@@ -162,6 +163,12 @@ class CoordinatorBackend(LocalBackend):
     async def _send(self, call: coordinator.Call) -> bool:
         keeper = coordinator.workflow_id_of(self._terms.resource)
         return await deliver_release(coordinator.RELEASE, call, keeper, call.release)
+
+    async def downgrade(self, call: locks.DowngradeCall) -> bool:
+        """Gives back all but one unit of a permit, by a signal."""
+        downgrade = coordinator.Downgrade(call.ticket, call.fence)
+        delivered = await signal(coordinator.workflow_id_of(self._terms.resource), "downgrade", downgrade)
+        return delivered and await self.check(locks.Checking(self._terms, call.ticket, call.fence))
 
     async def check(self, checking: locks.Checking) -> bool:
         """Whether the coordinator still has the permit."""

@@ -39,6 +39,7 @@ class Holder:
         leaving: Its run has ended or was continued: the permit expires unless it is adopted or confirmed.
         unknown: Looks since then without an answer.
         sharers: Other runs that requested this ticket and were notified of the grant.
+        downgraded: It was granted to this run with more weight than it has now.
     """
 
     permit: Permit
@@ -50,6 +51,7 @@ class Holder:
     leaving: bool = False
     unknown: int = 0
     sharers: list[Requester] = field(default_factory=list)
+    downgraded: bool = False
 
     def passes_on(self) -> bool:
         """Makes the first sharer the requester; returns False if there is none."""

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from redlease.models import Permit, Snapshot, Waiter
 from redlease_temporal.common.owner_looks import is_kept
-from redlease_temporal.payloads.coordinator import Adoption, Confirmed, Release, Renewal, Request, Requester
+from redlease_temporal.payloads.coordinator import (
+    Adoption,
+    Confirmed,
+    Downgrade,
+    Release,
+    Renewal,
+    Request,
+    Requester,
+)
 
 from .entries import Holder, Notification, Outcome, QueuedTicket
 
@@ -24,6 +32,7 @@ BYTES_MAX = 1_000_000  # of the state as a whole: a run can pass at most 2 MB to
 ENTRY_BYTES = 600  # size of an entry as JSON, without its users' texts
 UNKNOWN_MAX = 2  # consecutive looks without an answer for which a permit is kept
 WAITERS_A_LOOK = 20
+RESET_LATER = "its run was reset after a downgrade"
 
 
 @dataclass
@@ -58,6 +67,10 @@ class QueueState:
         holder, place = self.holder(asked.ticket), self._place(asked.ticket)
         if asked.requester.request in self.withdrawn:
             return [*effects, _refused(asked, "Stale", "it was withdrawn before")]
+        if holder is not None and holder.downgraded and holder.requester.is_reset_as(asked.requester):
+            self.holders.remove(holder)
+            effects += _lost(holder, RESET_LATER)
+            holder = None
         if refusal := self._refusal(asked, holder, place):
             return [*effects, refusal]
         if holder is not None:
@@ -210,6 +223,14 @@ class QueueState:
             self._extend(holder, now_us // 1000, renewal.lease_ms)
         return []
 
+    def downgrade(self, downgrade: Downgrade, now_us: int) -> list[Notification]:
+        """Gives back all but one unit of a permit, which keeps its fence and its lease."""
+        holder = self._held(downgrade.ticket, downgrade.fence)
+        if holder is None or holder.permit.weight == 1:
+            return []
+        holder.permit, holder.downgraded = replace(holder.permit, weight=1), True
+        return self._grant(now_us)
+
     def adopt(self, adoption: Adoption, now_us: int) -> list[Notification]:
         """A run takes a permit over; of two that adopt it the first wins."""
         holder = self._held(adoption.ticket, adoption.fence)
@@ -221,6 +242,7 @@ class QueueState:
             self.fence = max(self.fence + 1, now_us)
             holder.permit, holder.sharers = replace(holder.permit, fence=self.fence), []
         holder.requester, holder.keep, holder.leaving = adoption.requester, True, False
+        holder.downgraded = False
         holder.on_close = adoption.on_close
         holder.until_ms = None if adoption.max_hold_ms is None else now_ms + adoption.max_hold_ms
         self._extend(holder, now_ms, adoption.lease_ms)
@@ -270,6 +292,9 @@ class QueueState:
                 self._extend(holder, now_ms, lease_ms)
             elif fate == "closed" and holder.on_close == "release":
                 self.holders.remove(holder)
+            elif fate == "reset" and holder.downgraded:  # the new run may continue from before the downgrade
+                self.holders.remove(holder)
+                effects += _lost(holder, RESET_LATER)
             elif fate in {"continued", "reset"}:
                 # The next run has one lease to adopt the permit, or to confirm that it holds it.
                 self._extend(holder, now_ms, lease_ms)

@@ -23,6 +23,7 @@ from redlease_temporal.payloads.coordinator import (
     WORKFLOW,
     Adoption,
     Confirmed,
+    Downgrade,
     Found,
     Owner,
     Release,
@@ -201,6 +202,11 @@ class Coordinator:
         """Renews a permit."""
         if not fault_of(renewal):
             self._note(self._books.renew(renewal, now_us()))
+
+    @workflow.signal
+    def downgrade(self, downgrade: Downgrade) -> None:
+        """A run gives back all but one unit of its permit."""
+        self._note(self._books.downgrade(downgrade, now_us()))
 
     @workflow.signal
     def adopt(self, adoption: Adoption) -> None:

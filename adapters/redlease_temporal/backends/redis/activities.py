@@ -55,7 +55,7 @@ class RedisActivities:
     @property
     def remote(self) -> list[Callable[..., Any]]:
         """For the internal worker."""
-        return [self.wait, self.release_later]
+        return [self.wait, self.release_later, self.downgrade]
 
     @activity.defn(name=locks.ENQUEUE)
     async def enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
@@ -80,6 +80,11 @@ class RedisActivities:
         if released.pending:
             raise ApplicationError("Redis could not be reached to release it", type="Unavailable")
         return released
+
+    @activity.defn(name=locks.DOWNGRADE)
+    async def downgrade(self, call: locks.DowngradeCall) -> bool:
+        """Gives back all but one unit of a permit; retried until Redis answers."""
+        return await told(self._requests.downgrade(call))
 
     @activity.defn(name=locks.RENEW)
     async def renew(self, renewing: locks.RenewCall) -> locks.RenewedPermit:

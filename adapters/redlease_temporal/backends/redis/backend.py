@@ -19,6 +19,7 @@ from redlease_temporal.workflow_side.backend import (
     LOCAL_LIMIT,
     OFTEN,
     LocalBackend,
+    failed_call,
     is_cancelled,
     local,
     prolonged,
@@ -35,6 +36,7 @@ T = TypeVar("T")
 class RedisBackend(LocalBackend):
     """A resource that runs share with services, by way of relays. `terms`: those of the resource."""
 
+    name = "redis"
     away = "Redis"
 
     async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
@@ -157,6 +159,26 @@ class RedisBackend(LocalBackend):
     async def end(self, giving: locks.ReleaseCall) -> bool:
         """Releases a permit."""
         return await self.release(giving)
+
+    async def downgrade(self, call: locks.DowngradeCall) -> bool:
+        """Gives back all but one unit of a permit, by a remote activity."""
+        try:
+            returned: RawValue | None = await workflow.execute_activity(
+                locks.DOWNGRADE,
+                call,
+                result_type=RawValue,
+                task_queue=current().task_queue,
+                schedule_to_close_timeout=timedelta(milliseconds=self._terms.lease_ms) + LOCAL_LIMIT,
+                retry_policy=OFTEN,
+                summary=f"downgrading {self._terms.resource}",
+            )
+            return read(returned, bool)
+        except ActivityError as error:
+            raise_if_cancelled(error)
+            raise failed_call(error, away=self.away, resource=self._terms.resource) from error
+        except ValueError:
+            # Somebody completed the activity by hand. At worst the permit still excludes more than its run knows.
+            return await self.check(locks.Checking(self._terms, call.ticket, call.fence))
 
     async def check(self, checking: locks.Checking) -> bool:
         """Whether Redis still has the permit."""

@@ -329,6 +329,21 @@ class Relay:
             terms.resource, terms.capacity, lease=terms.lease_ms / 1000, max_waiters=terms.max_waiters
         )
 
+    async def is_reduced(self, watch: Watch) -> bool:
+        """Whether its permit is held with less weight than was granted: its run has downgraded it."""
+        if not watch.fence or watch.weight == 1:
+            return False
+        # The reply to an adoption without a new fence is the permit as it is.
+        held = await self.tickets.adopt(
+            *(self.tickets.resource(watch.terms.resource), watch.ticket, watch.fence, watch.request),
+            watch.terms.lease_ms,
+            label=watch.label,
+            idle_ttl_ms=self.settings.idle_ttl_ms,
+            refence=False,
+            limit_ms=None,
+        )
+        return held is not None and held.weight < watch.weight
+
     async def give_back(self, resource: Resource, watch: Watch, *, patience_ms: float = LEAVE_MS) -> Released:
         """Releases or withdraws a ticket, so that no late copy of its request can be granted."""
         ask = AcquireRequest(resource, self.terms(watch), watch.ticket, watch.request, watch.weight)

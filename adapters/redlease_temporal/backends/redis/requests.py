@@ -141,6 +141,16 @@ class Requests:
         """Renews a permit for a lease of that length."""
         return await self._relay.semaphore(renewing.terms).renew(renewing.permit, lease=renewing.lease_ms / 1000)
 
+    async def downgrade(self, call: locks.DowngradeCall) -> bool:
+        """Gives back all but one unit of a permit; returns whether it is held."""
+        held = await self._relay.tickets.reduce(
+            *(self._relay.tickets.resource(call.terms.resource), call.ticket, call.fence, 1),
+            idle_ttl_ms=self._relay.settings.idle_ttl_ms,
+        )
+        if self._relay.settings.by_signal:
+            await self._tell_holders(self._relay.semaphore(call.terms))
+        return held
+
     async def held(self, resource: str, ticket: str, fence: int) -> bool:
         """Whether the permit with this fence is held now."""
         return await self._relay.tickets.check(self._relay.tickets.resource(resource), ticket, fence)
@@ -152,6 +162,11 @@ class Requests:
     async def _claim(self, watch: Watch, *, limit_ms: float | None) -> Watch:
         """Makes the relay the owner of the watch, and copies the state of an earlier copy of the request."""
         known = await self._relay.claim(watch, limit_ms=limit_ms)
+        if known.run_id != watch.run_id and await self._relay.is_reduced(known):
+            # The run was reset to before it asked, and asks again for what it had before its downgrade.
+            resource = self._relay.tickets.resource(known.terms.resource)
+            if not isinstance(await self._relay.give_back(resource, known), bool):
+                raise TimeoutError  # the activity is retried
         watch.arrival = known.arrival
         if known.request == watch.request and known.fence:
             watch.fence, watch.granted_at_ms, watch.capacity = known.fence, known.granted_at_ms, known.capacity

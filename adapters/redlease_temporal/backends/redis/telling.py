@@ -1,17 +1,23 @@
-"""How a relay notifies a run that its request was granted."""
+"""How a relay notifies a run that its request was granted, or that its permit is lost."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from datetime import timedelta
 
 from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
 
 from redlease.models import Permit
-from redlease_temporal.payloads.locks import GRANTED_SIGNAL, Granted
+from redlease_temporal.common.lasting import Once
+from redlease_temporal.payloads.locks import GRANTED_SIGNAL, LOST_SIGNAL, Granted, Lost
 
 from .registry import Watch
 
 BY_SIGNAL_TOKEN = "signal"  # noqa: S105  in place of a task token
+ANSWER = timedelta(seconds=5)  # how long the Temporal server may take to answer
+RETRY_S = (0.1, 5.0)  # the first and the longest pause after it did not
 
 
 async def tell_of_grant(temporal: Client, watch: Watch, token: str, permit: Permit) -> None:
@@ -31,3 +37,24 @@ async def tell_of_grant(temporal: Client, watch: Watch, token: str, permit: Perm
             workflow_id=watch.workflow_id, run_id=watch.run_id, activity_id=watch.wait_id
         )
         await waits.complete(permit)
+
+
+async def tell_of_loss(temporal: Client, watch: Watch, why: str, once: Once) -> None:
+    """Signals the loss of a permit to the run, or to the run that continued it, until the server has the signal."""
+    lost = Lost(watch.terms.resource, watch.ticket, watch.fence, why)
+    handle = temporal.get_workflow_handle(watch.workflow_id)
+    pause_s = RETRY_S[0]
+    while True:
+        try:
+            await handle.signal(LOST_SIGNAL, lost, rpc_timeout=ANSWER)
+        except RPCError as error:
+            if error.status == RPCStatusCode.NOT_FOUND:
+                return
+            what = (
+                f"resource {watch.terms.resource!r}: workflow {watch.workflow_id!r} could not be told of its loss yet"
+            )
+            once.tell(what, error)
+        else:
+            return
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, RETRY_S[1])

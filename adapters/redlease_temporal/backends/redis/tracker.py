@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Coroutine
-from datetime import timedelta
 from typing import Any
 
 from temporalio.client import AsyncActivityCancelledError
@@ -25,18 +24,17 @@ from redlease_temporal.common.lasting import Once, lasting
 from redlease_temporal.common.run_monitor import Look, RunKey, RunStatus
 from redlease_temporal.errors import failure
 from redlease_temporal.payloads import locks
-from redlease_temporal.payloads.locks import LOST_SIGNAL, AcquireStatus, Lost
+from redlease_temporal.payloads.locks import AcquireStatus
 
 from .registry import Watch
 from .relay import Relay
-from .telling import BY_SIGNAL_TOKEN, tell_of_grant
+from .telling import BY_SIGNAL_TOKEN, tell_of_grant, tell_of_loss
 
 logger = logging.getLogger("redlease.temporal")
 
 RENEWALS_A_LEASE = 3
 NOTICE_S = 2.0  # how often a renewal checks for waiters: services that queue do not notify relays
 FIRST_LOOK_S = 1.0  # when a new hold is first checked: most are released earlier and cost no check
-RETRY_S = (0.1, 5.0)  # the first and the longest pause after the Temporal server did not answer
 GIVING_UP_S = 1.0  # a run that gives up its wait reports that to the server within this time
 ANSWER_S = 5.0  # how long the Temporal server may take to answer
 
@@ -156,7 +154,14 @@ class TicketTracker:
         self._relay.spawn(lasting(f"{self}: giving back what its run had", self._owner_closed))
 
     async def _move_to(self, run_id: str) -> None:
-        """After a reset: the new run has the permit if its history records the grant, else it requests it again."""
+        """After a reset: the new run has the permit if its history records the grant, else it requests it again.
+
+        What was downgraded is lost, as the new run may continue from before that.
+        """
+        if await self._relay.is_reduced(self.watch):
+            await self._signal_loss("its run was reset after a downgrade")
+            await self._owner_closed()
+            return
         moved = dataclasses.replace(self.watch, run_id=run_id, recorded=False, token="")
         if self._is_current() and await self._relay.registry.put(moved):
             self._relay.track(TicketTracker(self._relay, moved))
@@ -364,26 +369,12 @@ class TicketTracker:
             return False
         return self._relay.monitor.unknown_ms(self._run) < self._relay.settings.unknown_grace_ms
 
-    async def _signal_loss(self) -> None:
+    async def _signal_loss(self, why: str = "it lapsed, or was released by its ticket") -> None:
         """Signals the loss of the permit to the run, or to the run that continued it."""
-        watch = self.watch
-        lost = Lost(watch.terms.resource, watch.ticket, watch.fence, "it lapsed, or was released by its ticket")
         if not self._lost:
-            logger.warning("%s: the permit (fence %d) is lost; telling the workflow", self, watch.fence)
+            logger.warning("%s: the permit (fence %d) is lost; telling the workflow", self, self.watch.fence)
         self._lost = True
-        handle = self._relay.temporal.get_workflow_handle(watch.workflow_id)
-        pause_s = RETRY_S[0]
-        while True:
-            try:
-                await handle.signal(LOST_SIGNAL, lost, rpc_timeout=timedelta(seconds=ANSWER_S))
-            except RPCError as error:
-                if error.status == RPCStatusCode.NOT_FOUND:
-                    return
-                self._once.tell(f"{self}: the workflow could not be told yet", error)
-            else:
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RETRY_S[1])
+        await tell_of_loss(self._relay.temporal, self.watch, why, self._once)
 
     async def _refuse(self, error: RedleaseError | ValueError) -> None:
         """Reports the server's refusal to the local activity or to the waiting one."""

@@ -42,7 +42,9 @@ BACKOFF_S = (5.0, 60.0)  # the first and the longest pause between retries; jitt
 class SlotBackend(LocalBackend):
     """A resource that the workflow runs and clients of one namespace share. `terms`: those of the resource."""
 
+    name = "slots"
     away = "the Temporal server"
+    weight_max = 1  # a slot is one unit
 
     def __init__(self, terms: locks.Terms) -> None:
         if terms.capacity > to.CAPACITY_MAX:
@@ -55,7 +57,7 @@ class SlotBackend(LocalBackend):
         """Takes a slot, or waits in the line of one."""
         if timeout is not None and timeout <= timedelta(0):
             return await try_once(self, run, wish, timeout)
-        request = self._checked(wish)
+        request = request_name(wish)
         try:
             async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
                 run.post.awaited.add(request)
@@ -78,7 +80,7 @@ class SlotBackend(LocalBackend):
 
     async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
         """Takes a slot if one is free."""
-        request = self._checked(wish)
+        request = request_name(wish)
         first, *others = self._order()
         permit = await self._take(run, wish, request, first)
         if permit is None and others:
@@ -227,11 +229,6 @@ class SlotBackend(LocalBackend):
         """The slots in random order, the same in every replay."""
         return workflow.random().sample(range(self._terms.capacity), self._terms.capacity)
 
-    def _checked(self, wish: locks.AcquireCall) -> str:
-        if wish.weight != 1:
-            raise misused("a slot is one unit: a weight needs backend='coordinator' or 'redis'")
-        return request_name(wish)
-
     # Permits
 
     async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
@@ -293,6 +290,10 @@ class SlotBackend(LocalBackend):
     async def _send(self, call: to.SlotCall) -> bool:
         keeper = "" if call.slot is None else to.slot_id(self._terms.resource, call.slot)
         return await deliver_release(to.RELEASE, call, keeper, call.release)
+
+    async def downgrade(self, call: locks.DowngradeCall) -> bool:
+        """A permit of a slot has one unit already."""
+        return await self.check(locks.Checking(self._terms, call.ticket, call.fence))
 
     async def check(self, checking: locks.Checking) -> bool:
         """Whether the server still has the permit."""
