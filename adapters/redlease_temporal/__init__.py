@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from redlease import limits
 from redlease.limits import Duration
-from redlease.models import Permit, Snapshot, Waiter
+from redlease.models import Permit, Position, Snapshot, Waiter
 
 from .admission.rule import WorkflowConcurrencyLimitExceeded, concurrency
 from .backends.coordinator.backend import CoordinatorBackend
@@ -33,6 +33,7 @@ __all__ = [
     "Lock",
     "LockError",
     "Permit",
+    "Position",
     "QueueFull",
     "RWLock",
     "Semaphore",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from temporalio import activity, workflow
 from temporalio.exceptions import ApplicationError
 
-from redlease_temporal import AcquireTimeout, LeaseLost, Permit, Semaphore, Snapshot, semaphore
+from redlease_temporal import AcquireTimeout, LeaseLost, Permit, Position, Semaphore, Snapshot, semaphore
 
 SOON = timedelta(seconds=30)
 
@@ -121,6 +121,16 @@ class Actor:
     async def inspect(self, on: On) -> Snapshot:
         """Inspect."""
         return await on.pool().inspect()
+
+    @workflow.update
+    async def inspect_first(self, on: On, limit: int) -> Snapshot:
+        """Inspect, with so many of each listed."""
+        return await on.pool().inspect(limit=limit)
+
+    @workflow.update
+    async def position(self, on: On, ticket: str) -> Position | None:
+        """Look for a ticket."""
+        return await on.pool().position(ticket)
 
     @workflow.update
     async def adopt(self, on: On, permit: Permit) -> Permit:

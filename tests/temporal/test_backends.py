@@ -11,12 +11,14 @@ from backend_flows import WORKFLOWS, Actor, Asking, Holder, Inside, guarded
 from temporal_tools import Place, reset
 from temporalio.client import Client, WorkflowFailureError
 
+from redlease import Position
+
 from helpers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from redlease import Permit
+    from redlease import Permit, Snapshot
 
     from temporal_server import TemporalServer
 
@@ -80,6 +82,46 @@ async def test_the_capacity_is_how_many_hold(bench: Bench) -> None:
     assert len({permit.ticket for permit in permits if permit}) == 2
     snapshot = await bench.seen(actor, capacity=2)
     assert {permit.ticket for permit in snapshot.holders} == {permit.ticket for permit in permits if permit}
+
+
+async def test_totals_count_what_is_not_listed(bench: Bench) -> None:
+    """A snapshot of one holder and one waiter says how many there are in all."""
+    actor = await bench.actor()
+    permits = [await bench.do(actor, Actor.acquire, Asking(), capacity=2) for _ in range(2)]
+    waiting = [asyncio.create_task(bench.do(actor, Actor.acquire, Asking(), capacity=2)) for _ in range(2)]
+    await bench.until_waiting(actor, 2, capacity=2)
+    snapshot: Snapshot = await bench.do(actor, Actor.inspect_first, 1, capacity=2)
+    assert (len(snapshot.holders), len(snapshot.waiters)) == (1, 1)
+    assert (snapshot.in_use, snapshot.waiting) == (2, 2)
+    for permit in permits:
+        assert await bench.do(actor, Actor.release, permit, capacity=2)
+    await asyncio.gather(*waiting)
+
+
+async def test_where_a_request_stands(bench: Bench) -> None:
+    """By its ticket: 0 with a permit, 1 as the first of the queue; slots, which have several queues, refuse."""
+    actor = await bench.actor()
+    if bench.on.backend == "slots":
+        assert await bench.failing(actor, Actor.position, "a") == "ValueError"
+        return
+    assert await bench.do(actor, Actor.position, "a") is None
+    held: Permit = await bench.do(actor, Actor.acquire, Asking(ticket="a"))
+    waiting = []
+    for count, ticket in enumerate("bc", 1):
+        waiting.append(asyncio.create_task(bench.do(actor, Actor.acquire, Asking(ticket=ticket))))
+        await bench.until_waiting(actor, count)
+    assert [await bench.do(actor, Actor.position, ticket) for ticket in "abc"] == [
+        Position(0, 0.0),
+        Position(1, None),
+        Position(2, None),
+    ]
+    assert await bench.do(actor, Actor.release, held)
+    next_one: Permit = await waiting[0]
+    position: Position = await bench.do(actor, Actor.position, "c")
+    assert position.place == 1
+    assert position.estimated_wait == pytest.approx((next_one.granted_at_ms - held.granted_at_ms) / 1000, abs=0.5)
+    assert await bench.do(actor, Actor.release, next_one)
+    await waiting[1]
 
 
 @pytest.mark.smoke

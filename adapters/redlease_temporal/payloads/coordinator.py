@@ -21,6 +21,7 @@ RENEW = "redlease.coordinator.renew"
 ADOPT = "redlease.coordinator.adopt"
 CHECK = "redlease.coordinator.check"
 INSPECT = "redlease.coordinator.inspect"
+POSITION = "redlease.coordinator.position"
 LOOK = "redlease.look"
 
 

@@ -21,6 +21,7 @@ RENEW = "redlease.renew"
 ADOPT = "redlease.adopt"
 CHECK = "redlease.check"
 INSPECT = "redlease.inspect"
+POSITION = "redlease.position"
 # Remote activities, which the plugin's internal worker runs.
 WAIT = "redlease.wait"
 RELEASE_LATER = "redlease.release_later"
@@ -212,6 +213,14 @@ class Checking:
     terms: Terms
     ticket: str
     fence: int
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Asks where a ticket stands in the queue."""
+
+    terms: Terms
+    ticket: str
 
 
 @dataclass(frozen=True)

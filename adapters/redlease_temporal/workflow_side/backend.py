@@ -12,7 +12,7 @@ from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, RetryState
 
 from redlease import limits
-from redlease.models import Permit, Snapshot
+from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.errors import AcquireTimeout, Unavailable, refusal
 from redlease_temporal.payloads import locks
 
@@ -71,6 +71,9 @@ class Backend(Protocol):
 
     async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
         """The current state of the resource."""
+
+    async def position(self, placing: locks.Placing) -> Position | None:
+        """Where a ticket stands in the queue; None if it neither waits nor holds a permit."""
 
     def kept_by(self, permit: Permit) -> str:
         """The id of the workflow that keeps a permit; empty if none does."""

@@ -11,7 +11,7 @@ from temporalio import workflow
 
 from redlease import limits
 from redlease.limits import Duration
-from redlease.models import Permit, Snapshot
+from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.errors import misuse, misused
 from redlease_temporal.payloads import locks
 
@@ -236,6 +236,19 @@ class Semaphore:
         """
         misuse(limits.checked_count, "limit", limit)
         return await self._backend.inspect(locks.Inspecting(self._terms, limit))
+
+    async def position(self, ticket: str) -> Position | None:
+        """Where a request stands in the queue, and about how long it will wait, by its ticket.
+
+        None if the ticket neither waits nor holds a permit. The history of the run records the result.
+
+        Raises:
+            Unavailable: The backend was not reached in time.
+            ValueError: It is not a valid ticket, or the backend is "slots", which has a queue for each slot. It is an
+                `ApplicationError` too, and fails the run.
+        """
+        ticket = misuse(limits.checked_text, "ticket", ticket, limits.TICKET_BYTES_MAX)
+        return await self._backend.position(locks.Placing(self._terms, ticket))
 
     # A plain `async with pool as hold:`
 

@@ -13,11 +13,11 @@ from temporalio.client import (
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError
 
-from redlease.models import Snapshot
+from redlease.models import Position, Snapshot
 from redlease_temporal.common.keeper_calls import ANSWER, Keepers, at_once, gone
 from redlease_temporal.common.run_monitor import RunMonitor
 from redlease_temporal.payloads import coordinator
-from redlease_temporal.payloads.locks import Checking, Inspecting, RenewedPermit
+from redlease_temporal.payloads.locks import Checking, Inspecting, Placing, RenewedPermit
 
 from .workflow import Coordinator
 
@@ -37,7 +37,7 @@ class CoordinatorActivities:
     @property
     def local(self) -> list[Callable[..., Any]]:
         """For workers that run workflows."""
-        return [self.ask, self.release, self.renew, self.adopt, self.check, self.inspect]
+        return [self.ask, self.release, self.renew, self.adopt, self.check, self.inspect, self.position]
 
     @activity.defn(name=coordinator.ASK)
     async def ask(self, request: coordinator.Request) -> None:
@@ -104,6 +104,12 @@ class CoordinatorActivities:
         terms = inspecting.terms
         found = await self._query(terms.resource, "snapshot", inspecting.limit)
         return found or Snapshot(terms.resource, terms.capacity, (), (), 0, 0)
+
+    @activity.defn(name=coordinator.POSITION)
+    async def position(self, placing: Placing) -> Position | None:
+        """Where a ticket stands in the queue; nobody waits at a resource without a coordinator."""
+        found: Position | None = await self._query(placing.terms.resource, "position", placing.ticket)
+        return found
 
     def _handle(self, resource: str) -> WorkflowHandle[Any, Any]:
         return self._client.get_workflow_handle(coordinator.workflow_id_of(resource))

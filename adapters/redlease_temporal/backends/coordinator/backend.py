@@ -10,7 +10,7 @@ from typing import TypeVar
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from redlease.models import Permit, Snapshot
+from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.errors import NAMED, LockError, Unavailable, misused
 from redlease_temporal.payloads import coordinator, locks
 from redlease_temporal.workflow_side.backend import (
@@ -173,6 +173,10 @@ class CoordinatorBackend(LocalBackend):
     async def check(self, checking: locks.Checking) -> bool:
         """Whether the coordinator still has the permit."""
         return await self._ask(coordinator.CHECK, checking, bool)
+
+    async def position(self, placing: locks.Placing) -> Position | None:
+        """Where a ticket stands in the queue."""
+        return await self._ask(coordinator.POSITION, placing, Position)
 
     async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
         """The current state of the resource."""

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from redlease.models import Permit, Snapshot, Waiter
+from redlease.models import Permit, Position, Snapshot, Waiter
 from redlease_temporal.common.owner_looks import is_kept
 from redlease_temporal.payloads.coordinator import (
     Adoption,
@@ -47,6 +47,7 @@ class QueueState:
         queue: In the order of arrival.
         withdrawn: Requests that must not be granted if a late copy arrives.
         used_ms: When the resource was last used.
+        lasted_ms: How long holds lasted of late whose release others waited for.
     """
 
     resource: str
@@ -58,6 +59,7 @@ class QueueState:
     withdrawn: list[str] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     used_ms: int = 0
+    lasted_ms: float | None = None
 
     # Requests
 
@@ -167,6 +169,7 @@ class QueueState:
         if holder is not None and (by_admin or release.fence == holder.permit.fence):
             self.holders.remove(holder)
             released = True
+            self._note_duration(now_us // 1000 - holder.permit.granted_at_ms)
             # Of several runs that share a permit, one releases it for all.
             effects += _lost(holder, "it was released by its ticket") if by_admin or holder.sharers else []
         elif holder is not None and release.request == holder.requester.request:
@@ -359,6 +362,23 @@ class QueueState:
     def outcome(self, call: str) -> bool:
         """Whether a call of `release` released something; if calls share a name, whether the first did."""
         return next((each.released for each in self.outcomes if each.call == call), False)
+
+    def _note_duration(self, lasted_ms: int) -> None:
+        if self.queue:
+            mean_ms = lasted_ms if self.lasted_ms is None else self.lasted_ms
+            self.lasted_ms = (7 * mean_ms + lasted_ms) / 8
+
+    def position(self, ticket: str) -> Position | None:
+        """Where a ticket stands in the queue, and about how long it will wait."""
+        if self.holder(ticket) is not None:
+            return Position(0, 0.0)
+        place = self._place(ticket)
+        if place is None:
+            return None
+        ahead = self.queue[: self.queue.index(place) + 1]
+        units = sum(each.request.weight for each in ahead)
+        wait_s = None if self.lasted_ms is None else self.lasted_ms * units / self.capacity / 1000
+        return Position(len(ahead), wait_s)
 
     def snapshot(self, limit: int, now_ms: int) -> Snapshot:
         """The resource, with at most `limit` holders and as many waiters."""

@@ -15,7 +15,7 @@ from temporalio import workflow
 from temporalio.exceptions import FailureError
 
 from redlease.limits import CAPACITY_MAX
-from redlease.models import Permit, Snapshot
+from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.common.owner_looks import LOOK_LIMIT
 from redlease_temporal.payloads import locks
 from redlease_temporal.payloads.coordinator import (
@@ -231,6 +231,11 @@ class Coordinator:
     def snapshot(self, limit: int = 100) -> Snapshot:
         """The current state of the resource."""
         return self._books.snapshot(limit, now_us() // 1000)
+
+    @workflow.query
+    def position(self, ticket: str) -> Position | None:
+        """Where a ticket stands in the queue."""
+        return self._books.position(ticket)
 
     @workflow.query
     def permit(self, ticket: str, fence: int) -> Found:

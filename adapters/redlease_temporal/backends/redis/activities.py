@@ -9,7 +9,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from redlease import RedleaseError, Unavailable
-from redlease.models import Permit, Snapshot
+from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.errors import failure
 from redlease_temporal.payloads import locks
 
@@ -50,7 +50,7 @@ class RedisActivities:
     @property
     def local(self) -> list[Callable[..., Any]]:
         """For workers that run workflows."""
-        return [self.enqueue, self.release, self.renew, self.adopt, self.check, self.inspect]
+        return [self.enqueue, self.release, self.renew, self.adopt, self.check, self.inspect, self.position]
 
     @property
     def remote(self) -> list[Callable[..., Any]]:
@@ -105,6 +105,11 @@ class RedisActivities:
     async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
         """The current state of a resource."""
         return await told(self._requests.inspect(inspecting))
+
+    @activity.defn(name=locks.POSITION)
+    async def position(self, placing: locks.Placing) -> Position | None:
+        """Where a ticket stands in the queue."""
+        return await told(self._requests.position(placing))
 
 
 def _complete_later() -> NoReturn:

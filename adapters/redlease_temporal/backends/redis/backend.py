@@ -12,7 +12,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, TimeoutType
 from temporalio.exceptions import TimeoutError as ActivityTimeout
 
-from redlease.models import Permit, Snapshot
+from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.errors import Withdrawn, refusal
 from redlease_temporal.payloads import locks
 from redlease_temporal.workflow_side.backend import (
@@ -183,6 +183,10 @@ class RedisBackend(LocalBackend):
     async def check(self, checking: locks.Checking) -> bool:
         """Whether Redis still has the permit."""
         return await self._ask(locks.CHECK, checking, bool)
+
+    async def position(self, placing: locks.Placing) -> Position | None:
+        """Where a ticket stands in the queue."""
+        return await self._ask(locks.POSITION, placing, Position)
 
     async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
         """The current state of the resource."""

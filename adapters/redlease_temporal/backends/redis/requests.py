@@ -10,7 +10,7 @@ import secrets
 from temporalio import activity
 
 from redlease import RedleaseError, Semaphore, Withdrawn, limits
-from redlease.models import Permit, Snapshot
+from redlease.models import Permit, Position, Snapshot
 from redlease.tickets import GONE, label, lease_lost
 from redlease_temporal.payloads import locks
 
@@ -154,6 +154,10 @@ class Requests:
     async def held(self, resource: str, ticket: str, fence: int) -> bool:
         """Whether the permit with this fence is held now."""
         return await self._relay.tickets.check(self._relay.tickets.resource(resource), ticket, fence)
+
+    async def position(self, placing: locks.Placing) -> Position | None:
+        """Where a ticket stands in the queue."""
+        return await self._relay.semaphore(placing.terms).position(placing.ticket)
 
     async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
         """The current state of the resource."""

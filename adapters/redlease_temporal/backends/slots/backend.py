@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
-from redlease.models import Permit, Snapshot
+from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.errors import Unavailable, misuse, misused
 from redlease_temporal.payloads import locks
 from redlease_temporal.payloads import slots as to
@@ -298,6 +298,13 @@ class SlotBackend(LocalBackend):
     async def check(self, checking: locks.Checking) -> bool:
         """Whether the server still has the permit."""
         return await self._ask(to.CHECK, checking, bool)
+
+    async def position(self, placing: locks.Placing) -> Position | None:
+        """Refuses: each slot has a line of its own, so a request has no place among all."""
+        raise misused(
+            f"resource {placing.terms.resource!r}: backend='slots' has a line for each slot and no queue in which a "
+            "request has a place: take backend='coordinator' or 'redis'"
+        )
 
     async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
         """The state of all slots and lines."""
