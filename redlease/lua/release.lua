@@ -79,7 +79,7 @@ if record then
     hit = its_request == '' or (was_there and not rest)
     if was_there and rest then -- other requests share the ticket and keep it
       call('PEXPIREAT', state, format('%d', math.max(expires, now + idle))) -- allowed when out of memory, as are later writes
-      call('HSET', state, 't' .. ticket, rest) -- at once: a grant below reads it
+      call('HSET', state, 't' .. ticket, rest, 'l', '0') -- at once: a grant below reads it; and the rest may be dead
       changed = true
     end
   end

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease import AcquireTimeout, LeaseLost, Permit, Redlease
+from redlease import AcquireTimeout, LeaseLost, Permit, QueueFull, Redlease
 from redlease.hold import lease_of
 from redlease.protocol import arguments, scripts
+from redlease.protocol.replies import Status
 
 from helpers import eventually
 
@@ -325,3 +326,29 @@ async def test_who_left_a_waiting_ticket_has_no_part_in_its_grant(others: list[R
     assert [held.ticket for held in (await lock.inspect()).holders] == ["T"]
     assert await call(scripts.RELEASE, "T", "pa", "", 0, 0, 86_400_000) == [1, 0]
     assert (await lock.inspect()).holders == ()
+
+
+async def test_who_left_a_waiting_ticket_may_leave_a_dead_one(others: list[Redlease]) -> None:
+    """A queue was found full of the living; then B leaves a ticket that waits for A alone, who is gone: one more fits."""
+    a, b, c = others
+    lock = c.lock("r", max_waiters=1)
+    await lock.acquire()
+
+    async def call(script: scripts.Script, *args: str | int) -> list[Any]:
+        return (await c.session.connection.call(lock._resource, script, *args)).values
+
+    places = [client.session.new_name() for client in (a, b)]
+    for request, place, waiter_lease_ms in zip(("pa", "pb"), places, (20, 60_000), strict=True):
+        terms = ("0", 1, 60_000, 1, waiter_lease_ms, -1, 86_400_000, arguments.label("o", {}))
+        await call(scripts.ACQUIRE, "T", request, place, *terms)
+
+    async def has_lapsed() -> bool:
+        return (await call(scripts.BEAT, places[0], 10, "T", 86_400_000)) == [Status.LAPSED]
+
+    await eventually(has_lapsed)
+    with pytest.raises(QueueFull):
+        await lock.acquire()
+    assert await call(scripts.RELEASE, "T", "pb", "", 0, 0, 86_400_000) == [0, 0]
+    waiting = asyncio.create_task(lock.acquire(ticket="U"))
+    await queued(c, "U")
+    await cancelled(waiting)
