@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 import redlease
-from redlease import clock, limits
+from redlease.errors import LeaseLost, RedleaseError
 from redlease.limits import Duration
 
-from .bound import ProcessClient
-from .hold import Hold, checked_on_lost
+from .bound import Bound, ProcessClient
+from .hold import Hold, OnLost, checked_on_lost
 from .semaphore import Semaphore, Units
 
 
@@ -36,55 +35,78 @@ class Holds(tuple[Hold, ...]):
         return min(hold.remaining() for hold in self)
 
 
-class AllRequest:
+class AllRequest(Bound[redlease.AllRequest]):
     """What `Redlease.all` returns: a `with` block that holds all of the resources, or does not begin.
 
-    It acquires them in the order of their names, as `redlease.AllRequest` does.
+    It acquires and releases them as `redlease.AllRequest` does, in one call of the background thread.
     """
 
-    _stack: ExitStack | None = None
+    _holds: Holds | None = None
 
     def __init__(
         self,
         client: ProcessClient,
         parts: Sequence[Semaphore | Units],
         timeout: Duration | None,
+        on_lost: OnLost,
         options: dict[str, Any],
     ) -> None:
-        checked_on_lost(options["on_lost"])
+        self._on_lost = checked_on_lost(on_lost)
         units = [part if isinstance(part, Units) else Units(part, 1) for part in parts]
-        twins = {id(part.pool._twin): part.pool for part in units}
-        # It checks the parameters, and merges parts of the same resource.
-        self._twin: redlease.AllRequest = client.twin.all(
-            *(part.pool._twin.weighted(part.weight) for part in units),
-            timeout=timeout,
-            **options | {"on_lost": "signal"},
-        )
-        self._parts = {name: Units(twins[id(part.pool)], part.weight) for name, part in self._twin._parts.items()}
-        self._names = [part.pool.name for part in units]
-        self._timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
-        self._options = options
 
-    def __repr__(self) -> str:
-        state = "not entered" if self._stack is None else "entered"
-        return f"<all of {', '.join(map(repr, self._parts))}, {state}>"
+        def make(client: redlease.Redlease) -> redlease.AllRequest:
+            twins = [part.pool._twin.weighted(part.weight) for part in units]
+            return client.all(*twins, timeout=timeout, on_lost="signal", **options)
+
+        super().__init__(client, make)
 
     def __enter__(self) -> Holds:
-        if self._stack is not None:
-            raise RuntimeError("this all() is entered already: call all() again")
-        until_ms = None if self._timeout_ms is None else clock.now_ms() + self._timeout_ms
-        held: dict[str, Hold] = {}
-        with ExitStack() as stack:
-            for name, (pool, weight) in sorted(self._parts.items()):
-                left_s = None if until_ms is None else max(0.0, until_ms - clock.now_ms()) / 1000
-                held[name] = stack.enter_context(pool.hold(timeout=left_s, weight=weight, **self._options))
-            self._stack = stack.pop_all()
-        return Holds(held[name] for name in self._names)
+        twin = self._twin
+
+        async def enter() -> Holds:
+            held = await twin.__aenter__()
+            made = {each: Hold(self._client, each, self._on_lost).entered() for each in held}
+            return Holds(made[each] for each in held)
+
+        async def leave(_: Holds) -> None:
+            await twin.__aexit__(None, None, None)
+
+        holds = self._holds = self._client.call(enter, undo=leave)
+        try:
+            for hold in self._each(holds):
+                hold.__enter__()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return holds
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        stack, self._stack = self._stack, None
-        if stack is None:
+    ) -> None:
+        holds, twin = self._holds, self._made[1]
+        if holds is None:
             raise RuntimeError("this all() is not entered")
-        return stack.__exit__(kind, error, traceback)
+        background = holds[0].background
+        try:
+            if not background.ended:  # else its client is closed, or this is a forked child
+                background.run(self._client, lambda: twin.__aexit__(kind, error, traceback), must_finish=True)
+        except RedleaseError:
+            if not background.ended:
+                raise
+        self._holds = None
+        losses = [loss for hold in reversed(self._each(holds)) if (loss := _left(hold, error)) is not None]
+        if losses:
+            raise losses[0]
+
+    @staticmethod
+    def _each(holds: Holds) -> list[Hold]:
+        """Returns each hold once, also if its resource was named twice."""
+        return list(dict.fromkeys(holds))
+
+
+def _left(hold: Hold, error: BaseException | None) -> LeaseLost | None:
+    try:
+        hold.left(error)
+    except LeaseLost as loss:
+        return loss
+    return None

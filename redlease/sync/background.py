@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import contextlib
 import os
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -27,10 +28,13 @@ Undo = Callable[[T], Coroutine[Any, Any, object]]
 
 # How long an interrupted thread waits at most until its call has ended, and a thread that ends the loop until it has.
 INTERRUPTED_S, STOP_S = 1.0, 5.0
+WAKE = b"."
 
 
 class Call(Generic[T]):
-    """One call of a thread. Everything but `done` belongs to the loop's thread until that is released.
+    """One call of a thread. Until `done` is released, everything else belongs to the loop's thread.
+
+    `done` is released when there is a result; `ended` when an interrupted call has ended and left nothing behind.
 
     Args:
         background: Where it runs.
@@ -42,10 +46,9 @@ class Call(Generic[T]):
 
     value: T
     error: BaseException | None = None
-    ended: threading.Lock | None = None  # released when an interrupted call has ended
     _task: asyncio.Task[None] | None = None
     _ending: asyncio.Task[None] | None = None
-    _has_value = False
+    _is_over = False
 
     def __init__(
         self,
@@ -56,8 +59,9 @@ class Call(Generic[T]):
         must_finish: bool,
     ) -> None:
         self.client = client
-        self.done = threading.Lock()
+        self.done, self.ended = threading.Lock(), threading.Lock()
         self.done.acquire()
+        self.ended.acquire()
         self._background = background
         self._work = work
         self._undo = undo
@@ -67,14 +71,13 @@ class Call(Generic[T]):
         """Starts the call on the loop, unless that has ended."""
         if self._background.ended:
             self.fail()
-        elif self._task is None:
+        elif self._task is None and not self._is_over:
             self._background.calls.add(self)
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         try:
             self.value = await self._work()
-            self._has_value = True
         except asyncio.CancelledError:
             self.error = RedleaseError(CLOSED)  # or interrupted: then nobody looks at it
         except BaseException as error:  # noqa: BLE001  it is raised in the thread
@@ -83,12 +86,14 @@ class Call(Generic[T]):
 
     def fail(self) -> None:
         """Ends the wait of the thread, since the client is closed."""
-        if not self._has_value and self.error is None:
+        if not self._is_over:
             self.error = RedleaseError(CLOSED)
             self._finish()
 
     def _finish(self) -> None:
         self._background.calls.discard(self)
+        self._is_over = True
+        self._task = None  # so that it goes in this thread: an interruption of a finalizer would be swallowed
         if self.done.locked():
             self.done.release()
 
@@ -106,15 +111,14 @@ class Call(Generic[T]):
         if self._must_finish:
             self.start()
         else:
-            if self._task is not None and not self._task.done():
-                self._task.cancel()
-                await asyncio.wait([self._task])
-            if self._has_value and self._undo is not None:
+            if (task := self._task) is not None:
+                task.cancel()
+                await asyncio.wait([task])
+            if self._is_over and self.error is None and self._undo is not None:
                 with contextlib.suppress(RedleaseError):  # it is repeated in the background, or the lease ends
                     await self._undo(self.value)
         self._background.calls.discard(self)
-        if self.ended is not None and self.ended.locked():
-            self.ended.release()
+        self.ended.release()
 
 
 class Background:
@@ -138,6 +142,11 @@ class Background:
         self._stopping = asyncio.Event()
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
+        # Not `call_soon_threadsafe`, which is Python and can be interrupted before it has done anything.
+        self._ear, self._mouth = socket.socketpair()
+        self._ear.setblocking(False)
+        self._mouth.setblocking(False)
+        self._wake: Callable[[bytes], int] = self._mouth.send
         self._thread = threading.Thread(target=self._live, name="redlease", daemon=True)
 
     def start(self) -> None:
@@ -167,7 +176,13 @@ class Background:
             call.done.acquire()
             error = call.error
         except BaseException:
-            self._interrupted(call)
+            # However often it is interrupted: the interpreter looks for signals after a call of C, not before it.
+            try:
+                self._posted.append(call.abandon)
+            finally:
+                self._wake(WAKE)
+            if not self.ended:
+                call.ended.acquire(timeout=INTERRUPTED_S)
             raise
         # The interpreter handles no signal between the `try` and this return: the result is the caller's.
         if error is None:
@@ -181,8 +196,8 @@ class Background:
         """Raises RedleaseError in the loop's own thread: it cannot wait for itself."""
         if get_ident() == self._thread.ident:
             raise RedleaseError(
-                "this is redlease's own thread, which runs your code as a handler of logging or a finalizer, and cannot "
-                "wait for itself: call it in another thread"
+                "this is redlease's own thread, which runs a handler of logging or a finalizer, and cannot wait for "
+                "itself: call it in another thread"
             )
 
     def post(self, action: Callable[[], None]) -> None:
@@ -196,31 +211,13 @@ class Background:
             raise RedleaseError(CLOSED)
         if not self._is_woken:
             self._is_woken = True
-            self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it has ended since, and has done what was posted before
-            self._loop.call_soon_threadsafe(self._take, context=self._context)
-
-    def _interrupted(self, call: Call[T]) -> None:
-        try:
-            self._abandon(call)
-        except BaseException:  # interrupted again
-            self._abandon(call)
-            raise
-
-    def _abandon(self, call: Call[T]) -> None:
-        if self.ended:
-            return
-        ended = call.ended = threading.Lock()
-        ended.acquire()
-        self._posted.append(call.abandon)
-        self._wake()  # whatever `_is_woken` says: the interruption may have come before the wake-up
-        ended.acquire(timeout=INTERRUPTED_S)
+            self._wake(WAKE)
 
     # On the loop
 
     def _take(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._ear.recv(4096)
         self._is_woken = False
         for _ in range(len(self._posted)):
             self._posted.popleft()()
@@ -237,17 +234,19 @@ class Background:
             call.fail()
 
     async def _until_stopped(self) -> None:
+        self._loop.add_reader(self._ear, self._take)
         await self._stopping.wait()
         for client in list(self._clients):
             await client.abandon()
         self.ended = True  # before the last look: who posts from now on sees it
         while self._posted:
             self._posted.popleft()()
+        self._loop.remove_reader(self._ear)
 
     def stop(self, within_s: float = STOP_S) -> None:
         """Ends the thread, and waits until it has ended."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._stopping.set)
+        with contextlib.suppress(RedleaseError):
+            self.post(self._stopping.set)
         self._thread.join(within_s)
 
     # Clients, under the lock of the process

@@ -212,8 +212,8 @@ class Redlease:
 
         As `redlease.Redlease.all`, with its parameters and errors, except for `on_lost`: see `Semaphore.hold`.
         """
-        options = {"ticket": ticket, "owner": owner, "metadata": metadata, "on_lost": on_lost, "max_hold": max_hold}
-        return AllRequest(self._client, parts, timeout, options)
+        options = {"ticket": ticket, "owner": owner, "metadata": metadata, "max_hold": max_hold}
+        return AllRequest(self._client, parts, timeout, on_lost, options)
 
     def leader(
         self,

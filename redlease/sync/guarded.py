@@ -34,8 +34,8 @@ class Decorator:
             for is_kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
         ):
             raise ValueError(
-                f"guarded() of redlease.sync decorates functions that are done when they return, not {function!r}; that "
-                "of redlease decorates `async def` functions"
+                f"guarded() of redlease.sync decorates functions that are done when they return, not {function!r}: "
+                "`async def` functions take that of redlease"
             )
         parameter = parameter_for_hold(function, Hold)
 

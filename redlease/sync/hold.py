@@ -50,18 +50,18 @@ class Hold:
 
     def __init__(self, client: ProcessClient, twin: redlease.Hold, on_lost: OnLost) -> None:
         self._client = client
-        self._background = client.background
+        self.background = client.background
         self._twin = twin
         self._on_lost = on_lost
 
     def __repr__(self) -> str:
-        return f"<Hold of {self.resource!r} in the parent process>" if self._background.orphaned else repr(self._twin)
+        return f"<Hold of {self.resource!r} in the parent process>" if self.background.orphaned else repr(self._twin)
 
     def __del__(self) -> None:
         # Interrupted between the steps of entering or leaving the block, which then never comes to its end.
-        if self._is_entered and not self._background.ended:
+        if self._is_entered and not self.background.ended:
             with contextlib.suppress(RedleaseError):
-                self._background.post(self._drop)
+                self.background.post(self._drop)
 
     @property
     def resource(self) -> str:
@@ -81,7 +81,7 @@ class Hold:
     @property
     def lost(self) -> bool:
         """Whether the permit was held and no longer is; true from the end of its lease on, by the local clock."""
-        return self._background.orphaned or self._twin.lost
+        return self.background.orphaned or self._twin.lost
 
     @property
     def permit(self) -> Permit:
@@ -90,12 +90,12 @@ class Hold:
 
     def remaining(self) -> float:
         """Seconds until the lease ends unless it is renewed; 0.0 if it is lost, released or detached."""
-        return 0.0 if self._background.orphaned else self._twin.remaining()
+        return 0.0 if self.background.orphaned else self._twin.remaining()
 
     def check(self) -> None:
         """Raises `LeaseLost` if the permit is no longer held. Does no I/O."""
         entered_here.raise_loss()
-        if self._background.orphaned:
+        if self.background.orphaned:
             raise self._loss()
         self._twin.check()
 
@@ -114,7 +114,7 @@ class Hold:
 
         if not self._is_over():
             try:
-                self._background.run(self._client, wait)
+                self.background.run(self._client, wait)
             except RedleaseError:
                 if not self._is_over():  # else its client was closed meanwhile
                     raise
@@ -154,12 +154,16 @@ class Hold:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._blocks is not None and self in self._blocks:
-            self._blocks.remove(self)
         if not self._is_over():
             # With an error like KeyboardInterrupt the twin does not wait for the network.
             self._released(lambda: self._twin.__aexit__(kind, error, traceback))
+        self.left(error)
+
+    def left(self, error: BaseException | None) -> None:
+        """Ends the block, whose permit is released: raises its loss, or notes it on the error of the body."""
         self._is_entered = False
+        if self._blocks is not None and self in self._blocks:
+            self._blocks.remove(self)
         if self.lost and self._on_lost != "signal":
             loss = self._loss()
             if error is None or isinstance(error, GeneratorExit):
@@ -175,6 +179,11 @@ class Hold:
             return None
         self._is_told = True
         return self._loss()
+
+    def entered(self) -> Self:
+        """From here on it is released when nobody has it any more, as its thread was interrupted."""
+        self._is_entered = True
+        return self
 
     def check_at_start(self) -> None:
         """Raises `LeaseLost` if it was lost before its thread got it, unless it is only to signal that."""
@@ -194,12 +203,12 @@ class Hold:
     def _is_over(self) -> bool:
         """Whether there is nothing left to release here."""
         lease = lease_of(self._twin)
-        return self._background.ended or lease.ended or lease.lost
+        return self.background.ended or lease.ended or lease.lost
 
     def _released(self, how: Callable[[], Any]) -> bool | None:
         """Has the loop release it; it is lost if the client is closed at the same time."""
         try:
-            released: bool | None = self._background.run(self._client, how, must_finish=True)
+            released: bool | None = self.background.run(self._client, how, must_finish=True)
         except RedleaseError:
             if not self._is_over():
                 raise
@@ -207,7 +216,7 @@ class Hold:
         return released
 
     def _loss(self) -> LeaseLost:
-        if self._background.orphaned:
+        if self.background.orphaned:
             return lease_lost(self.resource, self.ticket, self.fence, FORKED)
         return lease_of(self._twin).loss()
 
@@ -215,7 +224,7 @@ class Hold:
 class HoldRequest:
     """What `hold(...)` returns: enter it with `with`, or call `acquire()` to get a `Hold`."""
 
-    _is_used = False
+    _is_used = True  # until it is made: an interrupted constructor leaves nothing to warn of
     _hold: Hold | None = None
     _is_entered = False
 
@@ -224,13 +233,14 @@ class HoldRequest:
         self._client = client
         self._make = make
         self._made = client.twin, self._twin(make())
+        self._is_used = False
 
     def __repr__(self) -> str:
         state = "entered" if self._is_entered else "acquired" if self._is_used else "neither acquired nor entered yet"
         return f"<hold() of {self._made[1]._resource!r}, {state}>"
 
     def __del__(self) -> None:
-        if not self._is_used and hasattr(self, "_made"):
+        if not self._is_used:
             resource = self._made[1]._resource
             message = f"hold() of resource {resource!r} was neither acquired nor entered: nothing was acquired"
             warnings.warn(message, RuntimeWarning, stacklevel=2, source=self)
@@ -269,9 +279,7 @@ class HoldRequest:
         return hold
 
     async def _obtain_entered(self) -> Hold:
-        hold = await self._obtain()
-        hold._is_entered = True  # from here on it is released, whatever interrupts its thread
-        return hold
+        return (await self._obtain()).entered()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
