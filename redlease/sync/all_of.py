@@ -8,6 +8,7 @@ from typing import Any
 
 import redlease
 from redlease.errors import LeaseLost, RedleaseError
+from redlease.hold import lease_of
 from redlease.limits import Duration
 
 from .bound import Bound, ProcessClient
@@ -56,7 +57,8 @@ class AllRequest(Bound[redlease.AllRequest]):
 
         def make(client: redlease.Redlease) -> redlease.AllRequest:
             twins = [part.pool._twin.weighted(part.weight) for part in units]
-            return client.all(*twins, timeout=timeout, on_lost="signal", **options)
+            how: redlease.OnLost = "signal" if on_lost == "signal" else "cancel"
+            return client.all(*twins, timeout=timeout, on_lost=how, **options)
 
         super().__init__(client, make)
 
@@ -65,7 +67,9 @@ class AllRequest(Bound[redlease.AllRequest]):
 
         async def enter() -> Holds:
             held = await twin.__aenter__()
-            made = {each: Hold(self._client, each, self._on_lost).entered() for each in held}
+            for each in held:
+                lease_of(each).on_lost = "signal"  # until here, the loss of one has ended the wait for the others
+            made = {each: Hold(self._client, each, self._on_lost).entered() for each in dict.fromkeys(held)}
             return Holds(made[each] for each in held)
 
         async def leave(_: Holds) -> None:

@@ -180,7 +180,10 @@ class Background:
             try:
                 self._posted.append(call.abandon)
             finally:
-                self._wake(WAKE)
+                try:  # noqa: SIM105  `suppress` is no call of C
+                    self._wake(WAKE)
+                except OSError:  # it is woken often already, or has ended
+                    pass
             if not self.ended:
                 call.ended.acquire(timeout=INTERRUPTED_S)
             raise
@@ -211,7 +214,8 @@ class Background:
             raise RedleaseError(CLOSED)
         if not self._is_woken:
             self._is_woken = True
-            self._wake(WAKE)
+            with contextlib.suppress(OSError):  # it has ended since, and has done what was posted before
+                self._wake(WAKE)
 
     # On the loop
 
@@ -232,6 +236,8 @@ class Background:
             runner.run(self._until_stopped(), context=self._context)
         for call in list(self.calls):  # cancelled before their first step
             call.fail()
+        self._ear.close()
+        self._mouth.close()
 
     async def _until_stopped(self) -> None:
         self._loop.add_reader(self._ear, self._take)

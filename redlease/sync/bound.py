@@ -66,13 +66,7 @@ class ProcessClient:
 
     @property
     def twin(self) -> redlease.Redlease:
-        """The asyncio client of this process.
-
-        Raises:
-            RedleaseError: The client is closed.
-        """
-        if self._is_closed:
-            raise RedleaseError(CLOSED)
+        """The asyncio client of this process."""
         if self._background is not None and self._background.orphaned:
             self._join()
         return self._twin
@@ -90,12 +84,16 @@ class ProcessClient:
     def _join(self) -> Background:
         here = process()
         with here.lock:
-            if self._is_closed:
-                raise RedleaseError(CLOSED)
+            self.check_open()
             if self._background is not None and self._background.orphaned:
                 self._twin, self._background = self._make(), None  # made before the fork, and used there
             self._background = self._background or here.join(self._twin)
             return self._background
+
+    def check_open(self) -> None:
+        """Raises RedleaseError if the client is closed."""
+        if self._is_closed:
+            raise RedleaseError(CLOSED)
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]], *, undo: Undo[T] | None = None) -> T:
         """Runs what begins something new; first raises the loss of a permit that the thread is to be told of."""
@@ -160,6 +158,7 @@ class Bound(Generic[T]):
     """
 
     def __init__(self, client: ProcessClient, make: Callable[[redlease.Redlease], T]) -> None:
+        client.check_open()
         self._client = client
         self._make_twin = make
         self._made = client.twin, make(client.twin)
