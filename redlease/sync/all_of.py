@@ -69,7 +69,7 @@ class AllRequest(Bound[redlease.AllRequest]):
             held = await twin.__aenter__()
             for each in held:
                 lease_of(each).on_lost = "signal"  # until here, the loss of one has ended the wait for the others
-            made = {each: Hold(self._client, each, self._on_lost).entered() for each in dict.fromkeys(held)}
+            made = {each: Hold(self._client, each, self._on_lost)._entered() for each in dict.fromkeys(held)}
             return Holds(made[each] for each in held)
 
         async def leave(_: Holds) -> None:
@@ -90,7 +90,7 @@ class AllRequest(Bound[redlease.AllRequest]):
         holds, twin = self._holds, self._made[1]
         if holds is None:
             raise RuntimeError("this all() is not entered")
-        background = holds[0].background
+        background = holds[0]._background
         try:
             if not background.ended:  # else its client is closed, or this is a forked child
                 background.run(self._client, lambda: twin.__aexit__(kind, error, traceback), must_finish=True)
@@ -110,7 +110,7 @@ class AllRequest(Bound[redlease.AllRequest]):
 
 def _left(hold: Hold, error: BaseException | None) -> LeaseLost | None:
     try:
-        hold.left(error)
+        hold._left(error)
     except LeaseLost as loss:
         return loss
     return None

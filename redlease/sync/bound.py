@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Losable(Protocol):
     """What a thread has entered with `on_lost="raise"`."""
 
-    def take_loss(self) -> LeaseLost | None:
+    def _take_loss(self) -> LeaseLost | None:
         """Returns the error if it is lost and its thread has not been told yet."""
 
 
@@ -32,7 +32,7 @@ class EnteredHere(threading.local):
     def raise_loss(self) -> None:
         """Raises `LeaseLost`, once for each block of this thread whose permit is lost."""
         for block in self.blocks:
-            if (loss := block.take_loss()) is not None:
+            if (loss := block._take_loss()) is not None:
                 raise loss
 
 

@@ -50,18 +50,18 @@ class Hold:
 
     def __init__(self, client: ProcessClient, twin: redlease.Hold, on_lost: OnLost) -> None:
         self._client = client
-        self.background = client.background
+        self._background = client.background
         self._twin = twin
         self._on_lost = on_lost
 
     def __repr__(self) -> str:
-        return f"<Hold of {self.resource!r} in the parent process>" if self.background.orphaned else repr(self._twin)
+        return f"<Hold of {self.resource!r} in the parent process>" if self._background.orphaned else repr(self._twin)
 
     def __del__(self) -> None:
         # Interrupted between the steps of entering or leaving the block, which then never comes to its end.
-        if self._is_entered and not self.background.ended:
+        if self._is_entered and not self._background.ended:
             with contextlib.suppress(RedleaseError):
-                self.background.post(self._drop)
+                self._background.post(self._drop)
 
     @property
     def resource(self) -> str:
@@ -81,7 +81,7 @@ class Hold:
     @property
     def lost(self) -> bool:
         """Whether the permit was held and no longer is; true from the end of its lease on, by the local clock."""
-        return self.background.orphaned or self._twin.lost
+        return self._background.orphaned or self._twin.lost
 
     @property
     def permit(self) -> Permit:
@@ -90,12 +90,12 @@ class Hold:
 
     def remaining(self) -> float:
         """Seconds until the lease ends unless it is renewed; 0.0 if it is lost, released or detached."""
-        return 0.0 if self.background.orphaned else self._twin.remaining()
+        return 0.0 if self._background.orphaned else self._twin.remaining()
 
     def check(self) -> None:
         """Raises `LeaseLost` if the permit is no longer held. Does no I/O."""
         entered_here.raise_loss()
-        if self.background.orphaned:
+        if self._background.orphaned:
             raise self._loss()
         self._twin.check()
 
@@ -114,7 +114,7 @@ class Hold:
 
         if not self._is_over():
             try:
-                self.background.run(self._client, wait)
+                self._background.run(self._client, wait)
             except RedleaseError:
                 if not self._is_over():  # else its client was closed meanwhile
                     raise
@@ -157,9 +157,9 @@ class Hold:
         if not self._is_over():
             # With an error like KeyboardInterrupt the twin does not wait for the network.
             self._released(lambda: self._twin.__aexit__(kind, error, traceback))
-        self.left(error)
+        self._left(error)
 
-    def left(self, error: BaseException | None) -> None:
+    def _left(self, error: BaseException | None) -> None:
         """Ends the block, whose permit is released: raises its loss, or notes it on the error of the body."""
         self._is_entered = False
         if self._blocks is not None and self in self._blocks:
@@ -173,24 +173,24 @@ class Hold:
 
     # Internals
 
-    def take_loss(self) -> LeaseLost | None:
+    def _take_loss(self) -> LeaseLost | None:
         """Returns the error if it is lost and its thread has not been told yet."""
         if self._is_told or not self.lost:
             return None
         self._is_told = True
         return self._loss()
 
-    def entered(self) -> Self:
+    def _entered(self) -> Self:
         """From here on it is released when nobody has it any more, as its thread was interrupted."""
         self._is_entered = True
         return self
 
-    def check_at_start(self) -> None:
+    def _check_at_start(self) -> None:
         """Raises `LeaseLost` if it was lost before its thread got it, unless it is only to signal that."""
         if self._on_lost != "signal" and self.lost:
             raise self._loss()
 
-    async def give_up(self) -> None:
+    async def _give_up(self) -> None:
         """Gives the permit back; never waits for the network. For the loop's thread, as `_drop`."""
         self._drop()
 
@@ -203,12 +203,12 @@ class Hold:
     def _is_over(self) -> bool:
         """Whether there is nothing left to release here."""
         lease = lease_of(self._twin)
-        return self.background.ended or lease.ended or lease.lost
+        return self._background.ended or lease.ended or lease.lost
 
     def _released(self, how: Callable[[], Any]) -> bool | None:
         """Has the loop release it; it is lost if the client is closed at the same time."""
         try:
-            released: bool | None = self.background.run(self._client, how, must_finish=True)
+            released: bool | None = self._background.run(self._client, how, must_finish=True)
         except RedleaseError:
             if not self._is_over():
                 raise
@@ -216,7 +216,7 @@ class Hold:
         return released
 
     def _loss(self) -> LeaseLost:
-        if self.background.orphaned:
+        if self._background.orphaned:
             return lease_lost(self.resource, self.ticket, self.fence, FORKED)
         return lease_of(self._twin).loss()
 
@@ -251,14 +251,14 @@ class HoldRequest:
         Each call is a request of its own. The permit is renewed until it is released, also if nobody keeps the hold.
         """
         self._is_used = True
-        return self._client.call(self._obtain, undo=Hold.give_up)
+        return self._client.call(self._obtain, undo=Hold._give_up)
 
     async def _obtain(self) -> Hold:
         client, twin = self._made
         if client is not self._client.twin:  # made before a fork
             self._made = client, twin = self._client.twin, self._twin(self._make())
         hold = Hold(self._client, await twin, self._on_lost)
-        hold.check_at_start()
+        hold._check_at_start()
         return hold
 
     @staticmethod
@@ -271,7 +271,7 @@ class HoldRequest:
             raise RuntimeError("this hold() is entered already: call hold() again for another permit")
         self._is_used = self._is_entered = True
         try:
-            hold = self._hold = self._client.call(self._obtain_entered, undo=Hold.give_up)
+            hold = self._hold = self._client.call(self._obtain_entered, undo=Hold._give_up)
             hold.__enter__()
         except BaseException:
             self._hold, self._is_entered = None, False
@@ -279,7 +279,7 @@ class HoldRequest:
         return hold
 
     async def _obtain_entered(self) -> Hold:
-        return (await self._obtain()).entered()
+        return (await self._obtain())._entered()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -165,10 +165,10 @@ class Semaphore(Bound[redlease.Semaphore]):
         async def adopt() -> Hold:
             twin = await self._twin.adopt(permit, refence=refence, on_lost="signal", max_hold=max_hold)
             hold = Hold(self._client, twin, on_lost)
-            hold.check_at_start()
+            hold._check_at_start()
             return hold
 
-        return self._client.call(adopt, undo=Hold.give_up)
+        return self._client.call(adopt, undo=Hold._give_up)
 
     # Permits
 
