@@ -43,7 +43,6 @@ async def test_a_block_holds_and_releases(client: Redlease) -> None:
         hold.check()
 
 
-@pytest.mark.of_tasks("tasks that begin together ask in their order, threads in any")
 async def test_a_primitive_is_a_block_itself(client: Redlease) -> None:
     """`async with pool` is the block of a plain hold, in any number of tasks at once."""
     lock = client.lock("r")

@@ -32,7 +32,6 @@ async def drain(pool: Semaphore, tasks: list[asyncio.Task[Permit]]) -> list[int]
     return [number for _, number in sorted(done)]
 
 
-@pytest.mark.of_tasks("tasks that begin together ask in their order, threads in any")
 async def test_grants_follow_arrival(client: Redlease) -> None:
     """Tasks of one client are granted in the order in which they asked."""
     lock = client.lock("r")

@@ -130,7 +130,6 @@ async def _lapsed(lock: Semaphore, deadline_ms: int) -> bool:
     return (await lock.inspect()).server_time_ms > deadline_ms
 
 
-@pytest.mark.of_tasks("tasks that begin together ask in their order, threads in any")
 async def test_release_may_be_repeated(client: Redlease, raw: redis.asyncio.Redis, prefix: str) -> None:
     """The first release says that the permit was held, every further one that it was not."""
     lock = client.lock("r")

@@ -36,9 +36,12 @@ class InterruptibleLock:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_interrupted = False
+        self._begun = begun_of.get(threading.get_ident())
         self.locked, self.release = self._lock.locked, self._lock.release
 
     def acquire(self) -> None:
+        if self._lock.locked() and self._begun is not None:
+            self._begun.set()  # it is posted
         self._lock.acquire()
         if self._is_interrupted:
             raise Interrupted
@@ -61,7 +64,8 @@ class InterruptibleCall(background.Call[Any]):
         waits_for[threading.get_ident()] = lock
 
 
-# By thread: what its last call waits for.
+# By thread: what its last call waits for, and what tells that it is posted.
+begun_of: dict[int, threading.Event] = {}
 waits_for: dict[int, InterruptibleLock] = {}
 
 
@@ -69,23 +73,28 @@ class Worker:
     """The thread of one task."""
 
     def __init__(self) -> None:
+        self._begun = threading.Event()
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
+        begun_of[threading.get_ident()] = self._begun
         while (job := self._jobs.get()) is not None:
             future, function = job
             try:
                 future.set_result(function())
             except BaseException as error:  # noqa: BLE001  it is raised in the task
                 future.set_exception(error)
+            self._begun.set()
             del future, function, job
 
     async def run(self, function: Callable[[], Any]) -> Any:
         """Return or raise what the function does; interrupt it if the task is cancelled."""
         future: Future[Any] = Future()
+        self._begun.clear()
         self._jobs.put((future, function))
+        self._begun.wait(1)  # so that threads ask in the order in which their tasks do
         result = asyncio.wrap_future(future)
         try:
             return await asyncio.shield(result)
