@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import redlease
 from redlease.errors import LeaseLost, RedleaseError
+from redlease.guards.redis import CHECK
 from redlease.transport.base import CLOSED
 
 from .background import Background, Undo, process
@@ -57,12 +58,17 @@ class ProcessClient:
 
     def __init__(self, make: Callable[[], redlease.Redlease]) -> None:
         self._make = make
-        self._twin = make()
+        self._twin = self._made()
         self._background: Background | None = None
         self._is_closed = False
 
     def __repr__(self) -> str:
         return repr(self._twin)
+
+    def _made(self) -> redlease.Redlease:
+        made = self._make()
+        made.tickets.load_too(CHECK)  # here already, so that a guard which any thread makes changes nothing
+        return made
 
     @property
     def twin(self) -> redlease.Redlease:
@@ -86,7 +92,7 @@ class ProcessClient:
         with here.lock:
             self.check_open()
             if self._background is not None and self._background.orphaned:
-                self._twin, self._background = self._make(), None  # made before the fork, and used there
+                self._twin, self._background = self._made(), None  # the other one was used before the fork
             self._background = self._background or here.join(self._twin)
             return self._background
 

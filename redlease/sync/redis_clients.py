@@ -16,6 +16,7 @@ NonBlocking = redis.asyncio.Redis | redis.asyncio.RedisCluster
 
 # Objects of redis-py's blocking side, which have no meaning on the other one, and what redlease sets itself.
 _NOT_TAKEN = {"connection_pool", "event_dispatcher", "parser_class", "redis_connect_func", "retry", "self"}
+_OF_ONE_SIDE = ("maint_", "orig_", "himport_")
 _KINDS: dict[type, type] = {
     redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
     redis.SSLConnection: redis.asyncio.SSLConnection,
@@ -58,7 +59,7 @@ def _taken(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that the constructors of that class and its bases take."""
     constructors = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)]
     names = {name for each in constructors for name in inspect.signature(each).parameters} - _NOT_TAKEN
-    return {name: value for name, value in settings.items() if name in names and not name.startswith("maint_")}
+    return {name: value for name, value in settings.items() if name in names and not name.startswith(_OF_ONE_SIDE)}
 
 
 def _cluster(given: redis.RedisCluster) -> redis.asyncio.RedisCluster:
