@@ -94,7 +94,7 @@ class Call(Generic[T]):
         self._background.calls.discard(self)
         self._is_over = True
         self._task = None  # so that it goes in this thread: an interruption of a finalizer would be swallowed
-        if self.done.locked():
+        if self.done.locked() and not self._background.exits:
             self.done.release()
 
     def cancel(self) -> None:
@@ -127,10 +127,12 @@ class Background:
     Attributes:
         calls: The calls under way; for the loop's thread.
         ended: Whether it takes no more calls.
+        exits: Whether the interpreter ends: daemon threads that wait then wait on, and print no error.
         orphaned: Whether this process was forked from the one whose thread it was.
     """
 
     ended = False
+    exits = False
     orphaned = False
     _is_woken = False
 
@@ -319,6 +321,7 @@ def _end_with_process() -> None:
     # Permits and places stay until they expire, as when the process is killed.
     background, _process.background = _process.background, None
     if background is not None:
+        background.exits = True
         background.stop(1.0)
 
 
