@@ -38,7 +38,7 @@ def main() -> None:
         about = f"{describe(url)}, Python {platform.python_version()}, {os.cpu_count()} cores, rounds: {options.rounds}"
         console.print(about)
         results = measured(url, chosen, options.peers, options.rounds, console)
-    others = [PEERS[peer] for peer in options.peers if peer != "redlease"]
+    others = [PEERS[peer] for peer in options.peers if PEERS[peer].distribution != "redlease"]
     versions = ", ".join(f"{peer.distribution} {peer.version()}" for peer in others)
     show(results, f"{about}. Medians; in brackets, times the floor's. {versions}.", markdown=options.markdown)
     if options.plots is not None:

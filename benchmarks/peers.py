@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import redis
 import redis.asyncio
 
+import redlease.sync
 from redlease import Redlease
 
 from callers import Callers, Tasks, Threads
@@ -91,6 +92,29 @@ class OfRedlease(Peer):
         if self.terms.capacity == 1:
             return self._client.lock(name).hold()
         return self._client.semaphore(name, capacity=self.terms.capacity).hold()
+
+
+class OfRedleaseSync(Peer):
+    """The blocking face of this library, in threads."""
+
+    name = "redlease.sync (threads)"
+
+    def __init__(self, url: str, terms: Terms) -> None:
+        super().__init__(url, terms)
+        self.callers = Threads()
+
+    async def open(self) -> None:
+        self._client = redlease.sync.Redlease.from_url(
+            self.url, lease=self.terms.lease, idle_ttl=self.terms.idle_ttl
+        ).__enter__()
+
+    async def close(self) -> None:
+        self._client.close()
+
+    def hold(self, name: str) -> AbstractAsyncContextManager[Any]:
+        if self.terms.capacity == 1:
+            return Blocking(self._client.lock(name).hold())
+        return Blocking(self._client.semaphore(name, capacity=self.terms.capacity).hold())
 
 
 class Floor(Peer):
@@ -240,6 +264,7 @@ class Blocking:
 PEERS: dict[str, type[Peer]] = {
     "floor": Floor,
     "redlease": OfRedlease,
+    "redlease-sync": OfRedleaseSync,
     "redis-py": RedisPyLock,
     "python-redis-lock": PythonRedisLock,
     "py-redis-semaphore": PyRedisSemaphore,

@@ -19,6 +19,7 @@ from workloads import TASKS
 LOOKS: dict[str, dict[str, Any]] = {
     "floor": {"color": "#777777", "linestyle": "--", "marker": "o"},
     "redlease": {"color": "#d55e00", "linewidth": 2.4, "marker": "o"},
+    "redlease-sync": {"color": "#d55e00", "linestyle": ":", "marker": "x"},
     "redis-py": {"color": "#0072b2", "marker": "s"},
     "python-redis-lock": {"color": "#009e73", "marker": "^"},
     "py-redis-semaphore": {"color": "#cc79a7", "marker": "D"},

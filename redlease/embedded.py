@@ -138,6 +138,11 @@ class EmbeddedServer:
         self._group: ProcessGroup | None = None
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._group is not None
+
+    @property
     def url(self) -> str:
         """The URL of the running server."""
         if self._group is None:

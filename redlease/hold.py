@@ -289,7 +289,7 @@ Obtained = tuple[PendingAcquire, Granted | None, Callable[[], None], float]
 class HoldRequest:
     """What `hold(...)` returns: `await` it to get a `Hold`, or enter it with `async with`."""
 
-    _used = False
+    _used = True  # until it is made: an interrupted constructor leaves nothing to warn of
     _entered = False
     _hold: Hold | None = None
 
@@ -304,6 +304,7 @@ class HoldRequest:
         self._obtain = obtain
         self._wish = wish
         self._fate = fate
+        self._used = False
 
     def __repr__(self) -> str:
         state = "entered" if self._entered else "awaited" if self._used else "neither awaited nor entered yet"

@@ -24,7 +24,7 @@ SERVERS_OF_TEMPORAL = {TEMPORAL_SERVER, "newest_temporal_server", "own_temporal_
 
 def tier_of(item: pytest.Item) -> str:
     """Return the tier of a test."""
-    return REST if is_marked_slow(item) or needs_more_than_pip(item) else QUICK
+    return REST if is_marked_slow(item) or needs_more_than_pip(item) or repeats_on_a_server(item) else QUICK
 
 
 def is_marked_slow(item: pytest.Item) -> bool:
@@ -41,3 +41,9 @@ def needs_more_than_pip(item: pytest.Item) -> bool:
     if item.get_closest_marker("smoke"):
         servers -= {TEMPORAL_SERVER}
     return bool(servers) or not engines <= QUICK_ENGINES
+
+
+def repeats_on_a_server(item: pytest.Item) -> bool:
+    """Tell whether a test repeats for the blocking face, on a server, what is quick for asyncio there."""
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return params.get("face") == "blocking" and params.get("engine") != "fakeredis"

@@ -75,11 +75,11 @@ class AllRequest:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         stack, self._stack = self._stack, None
         if stack is None:
             raise RuntimeError("this all() is not entered")
-        return await stack.__aexit__(kind, error, traceback)
+        await stack.__aexit__(kind, error, traceback)
 
 
 def _merged(units: list[Units]) -> dict[str, Units]:

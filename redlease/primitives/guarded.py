@@ -29,20 +29,21 @@ class Decorator:
         """Returns the function that holds a permit while the given one runs."""
         if not inspect.iscoroutinefunction(function):
             raise ValueError(f"guarded() decorates `async def` functions, not {function!r}")
-        parameter = _parameter_for_hold(function)
+        parameter = parameter_for_hold(function, Hold)
 
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            key = None if self._key is None else _checked_key(function, self._key(*args, **kwargs))
+            key = None if self._key is None else checked_key(function, self._key(*args, **kwargs))
             async with self._request(key) as hold:
-                if parameter is not None and parameter not in _passed(function, *args, **kwargs):
+                if parameter is not None and parameter not in passed(function, *args, **kwargs):
                     kwargs[parameter] = hold
                 return await function(*args, **kwargs)
 
         return call
 
 
-def _checked_key(function: Callable[..., Any], key: object) -> str:
+def checked_key(function: Callable[..., Any], key: object) -> str:
+    """Returns the key of a call; raises ValueError if it is none."""
     if not isinstance(key, str) or not key:
         raise ValueError(
             f"the key of a call of {function.__qualname__} must be a string that is not empty, not {key!r}"
@@ -50,22 +51,23 @@ def _checked_key(function: Callable[..., Any], key: object) -> str:
     return key
 
 
-def _passed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+def passed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Returns the arguments of a call by the names of their parameters."""
     return inspect.signature(function).bind_partial(*args, **kwargs).arguments
 
 
-def _parameter_for_hold(function: Callable[..., Any]) -> str | None:
-    """Returns the name of the first parameter that is annotated as a `Hold`, also `Hold | None`."""
+def parameter_for_hold(function: Callable[..., Any], kind: type) -> str | None:
+    """Returns the name of the first parameter that is annotated as a `Hold` of that class, also `Hold | None`."""
     for parameter in inspect.signature(function).parameters.values():
-        if _is_hold(parameter.annotation):
+        if _is_hold(parameter.annotation, kind):
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise ValueError(f"{function.__qualname__} must take its hold {parameter.name!r} by name")
             return parameter.name
     return None
 
 
-def _is_hold(annotation: object) -> bool:
+def _is_hold(annotation: object, kind: type) -> bool:
     # A string where annotations are not evaluated: names that are imported for type checkers only have no value.
     if isinstance(annotation, str):
         return any(part.strip(" \"'").rpartition(".")[2] == "Hold" for part in annotation.split("|"))
-    return annotation is Hold or Hold in get_args(annotation)
+    return annotation is kind or kind in get_args(annotation)

@@ -225,7 +225,8 @@ class Transport(ABC):
 
     def load_too(self, more: Iterable[Script]) -> None:
         """Adds scripts that are loaded on every connect."""
-        self.scripts = (*self.scripts, *(script for script in more if script not in self.scripts))
+        if new := [script for script in more if script not in self.scripts]:
+            self.scripts = (*self.scripts, *new)
 
     @property
     def at_home(self) -> bool:

@@ -149,7 +149,7 @@ class Cluster(Transport):
 
     def load_too(self, more: Iterable[Script]) -> None:
         super().load_too(more := tuple(more))
-        for node in self._nodes.values():
+        for node in list(self._nodes.values()):  # a blocking client's thread may make a guard
             node.load_too(more)
 
     def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:

@@ -45,6 +45,7 @@ async def test_a_free_resource_is_granted_at_once(client: Redlease) -> None:
     assert await lock.release(permit)
 
 
+@pytest.mark.of_tasks("compares classes and attributes")
 async def test_a_lock_is_a_semaphore_of_capacity_1(client: Redlease, make_client: MakeClient) -> None:
     """A lock has nothing of its own but its name, and shares queue and permits with a semaphore of capacity 1.
 

@@ -87,6 +87,7 @@ async def test_who_is_cancelled_while_it_waits_leaves_nothing(client: Redlease) 
         pass
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_the_loss_of_one_ends_the_block(client: Redlease) -> None:
     """The body is cancelled, the error is that of the lost one, and the others are free again."""
     locks = [client.lock(name) for name in "abc"]

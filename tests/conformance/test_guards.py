@@ -75,6 +75,7 @@ async def test_guards_of_one_name_are_one(make_client: MakeClient) -> None:
     await other.guard("a").check(8)
 
 
+@pytest.mark.of_tasks("tasks that begin together ask in their order, threads in any")
 async def test_of_many_checks_at_once_none_passes_after_a_higher_one(guard: Guard) -> None:
     """Those that passed did so in order, and the highest was among them."""
     passed: list[int] = []

@@ -107,6 +107,7 @@ async def test_the_exception_of_the_body_comes_out(client: Redlease) -> None:
     assert not await lock.locked()
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_a_loss_cancels_the_body(client: Redlease) -> None:
     """The task that entered the block is cancelled, and LeaseLost comes out of the block and no cancellation."""
     lock = client.lock("r")
@@ -136,6 +137,7 @@ async def test_a_loss_only_signals_when_asked(client: Redlease) -> None:
     assert not await lock.locked()
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_a_loss_is_noted_on_the_body_s_exception(client: Redlease) -> None:
     """When the body raises and the permit is lost, the body's exception comes out with the loss as a note."""
     lock = client.lock("r")
@@ -155,6 +157,7 @@ async def test_a_loss_is_noted_on_the_body_s_exception(client: Redlease) -> None
     await asyncio.sleep(0)  # a cancellation that is still to come would come here
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_a_body_that_ends_in_the_face_of_a_loss(client: Redlease) -> None:
     """A body that swallows the cancellation and returns still gets LeaseLost from the block."""
     lock = client.lock("r")
@@ -219,6 +222,7 @@ async def test_a_timeout_around_a_block_is_a_timeout(client: Redlease) -> None:
     await eventually(lambda: _free(lock))
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_a_task_group_sees_the_loss(client: Redlease) -> None:
     """Tasks that the body waits for in a group are cancelled with it, and LeaseLost comes out of the block."""
     lock = client.lock("r")
@@ -312,6 +316,7 @@ async def test_a_hold_may_be_awaited_twice(client: Redlease) -> None:
     assert await two.release()
 
 
+@pytest.mark.of_tasks("a task that awaits: the blocking request speaks of entering and acquiring")
 async def test_a_hold_that_nobody_awaits_asks_for_nothing(client: Redlease) -> None:
     """Calling hold() does nothing yet."""
     lock = client.lock("r")
@@ -377,6 +382,7 @@ async def test_an_adoption_ends_with_its_client(make_client: MakeClient, servers
     assert (await stored.inspect()).holders == ()
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_a_body_is_cancelled_when_its_client_closes(make_client: MakeClient, engine: str) -> None:
     """A body that runs while its client is closed loses its permit and is cancelled."""
     client = await make_client()

@@ -51,6 +51,7 @@ async def test_candidates_lead_in_the_order_of_their_arrival(client: Redlease, m
     assert await ours.current() is None
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_a_lost_term_cancels_its_body_and_the_next_one_begins(client: Redlease) -> None:
     """The loss of a term is no error: the loop goes on, and leads again with a greater number."""
     leader, lock = client.leader("l"), client.lock("l")
@@ -68,6 +69,7 @@ async def test_a_lost_term_cancels_its_body_and_the_next_one_begins(client: Redl
     assert await leader.current() is None
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_a_body_that_finds_out_by_itself_ends_its_term(client: Redlease) -> None:
     """What `check` raises of the term's own loss ends the block; that of another hold is an error."""
     leader, lock = client.leader("l"), client.lock("l")
@@ -85,6 +87,7 @@ async def test_a_body_that_finds_out_by_itself_ends_its_term(client: Redlease) -
                 other.check()
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_an_async_generator_that_is_closed_in_a_lost_term_ends(client: Redlease) -> None:
     """It is closed and does not go on; whoever closes it gets the loss."""
     leader, lock = client.leader("l"), client.lock("l")
@@ -108,6 +111,7 @@ async def test_an_async_generator_that_is_closed_in_a_lost_term_ends(client: Red
         await anext(generator)
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_a_body_that_fails_ends_the_loop(client: Redlease) -> None:
     """What the body raises comes out as it is, and this process no longer leads; a loss that it notices itself too."""
     leader, lock = client.leader("l"), client.lock("l")
@@ -128,6 +132,7 @@ async def test_a_body_that_fails_ends_the_loop(client: Redlease) -> None:
         assert await leader.current() is None
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_a_body_may_ask_instead(client: Redlease) -> None:
     """A body that does not enter its term is not cancelled; it waits for the loss, or checks."""
     leader, lock = client.leader("l"), client.lock("l")

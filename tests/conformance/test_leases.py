@@ -127,6 +127,7 @@ async def test_an_acquire_after_a_wait_has_a_full_lease(make_client: MakeClient,
 
 
 @pytest.mark.parametrize("how", ["hold", "adopt"])
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_max_hold_ends_renewal(client: Redlease, how: str) -> None:
     """A body that runs longer than max_hold loses its permit when the lease has run out, and not before."""
     lock = client.lock("r", lease=0.6)
@@ -141,6 +142,7 @@ async def test_max_hold_ends_renewal(client: Redlease, how: str) -> None:
     assert await asyncio.wait_for(lock.acquire(), 5)
 
 
+@pytest.mark.of_tasks("blocks the event loop of the test, which is not that of a blocking client")
 async def test_a_stalled_event_loop_is_noticed(client: Redlease) -> None:
     """When a body blocks the loop past its lease, the first turn of the loop after that cancels it (P7)."""
     lock = client.lock("r", lease=0.3)
@@ -157,6 +159,7 @@ async def test_a_stalled_event_loop_is_noticed(client: Redlease) -> None:
     assert not await hold.release()
 
 
+@pytest.mark.of_tasks("blocks the event loop of the test, which is not that of a blocking client")
 async def test_check_tells_before_the_loop_has_turned(client: Redlease) -> None:
     """After a stall check() and remaining() tell of the loss at once, without awaiting (P7)."""
     lock = client.lock("r", lease=0.3)
@@ -168,6 +171,7 @@ async def test_check_tells_before_the_loop_has_turned(client: Redlease) -> None:
     assert hold.lost
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_a_body_that_ignores_check_is_cancelled(client: Redlease) -> None:
     """A body that swallows the error of check() does not go on past its next await."""
     lock = client.lock("r", lease=0.3)
@@ -191,6 +195,7 @@ async def test_a_stall_shorter_than_the_lease_costs_nothing(client: Redlease) ->
         assert await lock.check(hold.permit)
 
 
+@pytest.mark.of_tasks("blocks the event loop of the test, which is not that of a blocking client")
 async def test_a_lost_permit_is_never_retaken(client: Redlease) -> None:
     """After a loss the library does not take the permit again behind the holder's back (P8)."""
     lock = client.lock("r", lease=0.3)

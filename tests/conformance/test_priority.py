@@ -104,6 +104,7 @@ async def test_a_full_queue_is_full_for_all(client: Redlease) -> None:
     assert await lock.release(taken)
 
 
+@pytest.mark.of_tasks("it decorates an `async def` function")
 async def test_holds_of_all_kinds_take_a_priority(client: Redlease) -> None:
     """`hold`, `guarded`, `all` and both sides of a read-write lock pass it on."""
     lock, catalog = client.lock("r"), client.rwlock("c")

@@ -257,6 +257,7 @@ async def test_release_all_empties_the_queue_too(
 
 
 @pytest.mark.slow
+@pytest.mark.of_tasks("so many waiters would be as many threads")
 async def test_release_all_lets_nobody_in_from_a_long_queue(client: Redlease) -> None:
     """With `queue` every waiter goes first, those behind the first thousand too: none is granted in between."""
     lock = client.lock("r")
@@ -274,6 +275,7 @@ async def test_release_all_lets_nobody_in_from_a_long_queue(client: Redlease) ->
     assert (await lock.inspect()).fence == held.fence
 
 
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
 async def test_release_all_cancels_bodies(client: Redlease) -> None:
     """A body whose lock was freed by force is cancelled."""
     lock = client.lock("r")

@@ -38,6 +38,7 @@ LAYERS = (
     "guards",
     "primitives",
     "client",
+    "sync",
     "cli | testing",
 )
 ADAPTER_LAYERS = (

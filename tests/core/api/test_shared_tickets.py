@@ -329,7 +329,7 @@ async def test_who_left_a_waiting_ticket_has_no_part_in_its_grant(others: list[R
 
 
 async def test_who_left_a_waiting_ticket_may_leave_a_dead_one(others: list[Redlease]) -> None:
-    """A queue was found full of the living; then B leaves a ticket that waits for A alone, who is gone: one more fits."""
+    """A queue was full of the living; then B leaves a ticket, with which only A waits, who is gone: one more fits."""
     a, b, c = others
     lock = c.lock("r", max_waiters=1)
     await lock.acquire()

@@ -1,0 +1,69 @@
+"""The blocking face of redlease, for threads: every name of `redlease`, with the same parameters and errors.
+
+    from redlease.sync import Redlease
+
+What is `async with`, `async for` and `await` there is `with`, `for` and a plain call here. A hold without a block is
+`pool.hold().acquire()`, and the results of a sequence are `client.sequence(...).results()`.
+"""
+
+from redlease import (
+    AcquireTimeout,
+    Durability,
+    Duration,
+    LeaseLost,
+    NotReplicated,
+    Permit,
+    Position,
+    QueueFull,
+    RedleaseError,
+    Retry,
+    SequenceFailed,
+    SequenceProgress,
+    Snapshot,
+    StaleFence,
+    Unavailable,
+    Waiter,
+    Withdrawn,
+)
+
+from .all_of import AllRequest, Holds
+from .client import Redlease
+from .guard import Guard
+from .hold import Hold, HoldRequest, OnLost
+from .leader import Leader, Term
+from .rwlock import RWLock
+from .semaphore import Lock, Semaphore
+from .sequence import SequenceRun
+
+__all__ = [
+    "AcquireTimeout",
+    "AllRequest",
+    "Durability",
+    "Duration",
+    "Guard",
+    "Hold",
+    "HoldRequest",
+    "Holds",
+    "Leader",
+    "LeaseLost",
+    "Lock",
+    "NotReplicated",
+    "OnLost",
+    "Permit",
+    "Position",
+    "QueueFull",
+    "RWLock",
+    "Redlease",
+    "RedleaseError",
+    "Retry",
+    "Semaphore",
+    "SequenceFailed",
+    "SequenceProgress",
+    "SequenceRun",
+    "Snapshot",
+    "StaleFence",
+    "Term",
+    "Unavailable",
+    "Waiter",
+    "Withdrawn",
+]

@@ -1,0 +1,116 @@
+"""Several resources at once, for a thread: all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import redlease
+from redlease.errors import LeaseLost, RedleaseError
+from redlease.hold import lease_of
+from redlease.limits import Duration
+
+from .bound import Bound, ProcessClient
+from .hold import Hold, OnLost, checked_on_lost
+from .semaphore import Semaphore, Units
+
+
+class Holds(tuple[Hold, ...]):
+    """The holds on all resources of `Redlease.all`, in the order in which they were named."""
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> bool:
+        """Whether any of them is lost."""
+        return any(hold.lost for hold in self)
+
+    def check(self) -> None:
+        """Raises `LeaseLost` for the first that is no longer held. Does no I/O."""
+        for hold in self:
+            hold.check()
+
+    def remaining(self) -> float:
+        """Seconds until the first of the leases ends unless it is renewed."""
+        return min(hold.remaining() for hold in self)
+
+
+class AllRequest(Bound[redlease.AllRequest]):
+    """What `Redlease.all` returns: a `with` block that holds all of the resources, or does not begin.
+
+    It acquires and releases them as `redlease.AllRequest` does, in one call of the background thread.
+    """
+
+    _holds: Holds | None = None
+
+    def __init__(
+        self,
+        client: ProcessClient,
+        parts: Sequence[Semaphore | Units],
+        timeout: Duration | None,
+        on_lost: OnLost,
+        options: dict[str, Any],
+    ) -> None:
+        self._on_lost = checked_on_lost(on_lost)
+        units = [part if isinstance(part, Units) else Units(part, 1) for part in parts]
+
+        def make(client: redlease.Redlease) -> redlease.AllRequest:
+            twins = [part.pool._twin.weighted(part.weight) for part in units]
+            how: redlease.OnLost = "signal" if on_lost == "signal" else "cancel"
+            return client.all(*twins, timeout=timeout, on_lost=how, **options)
+
+        super().__init__(client, make)
+
+    def __enter__(self) -> Holds:
+        twin = self._twin
+
+        async def enter() -> Holds:
+            held = await twin.__aenter__()
+            for each in held:
+                lease_of(each).on_lost = "signal"  # until here, the loss of one has ended the wait for the others
+            made = {each: Hold(self._client, each, self._on_lost)._entered() for each in dict.fromkeys(held)}
+            return Holds(made[each] for each in held)
+
+        async def leave(_: Holds) -> None:
+            await twin.__aexit__(None, None, None)
+
+        holds = self._holds = self._client.call(enter, undo=leave)
+        try:
+            for hold in self._each(holds):
+                hold.__enter__()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return holds
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        holds, twin = self._holds, self._made[1]
+        if holds is None:
+            raise RuntimeError("this all() is not entered")
+        background = holds[0]._background
+        try:
+            if not background.ended:  # else its client is closed, or this is a forked child
+                background.run(self._client, lambda: twin.__aexit__(kind, error, traceback), must_finish=True)
+        except RedleaseError:
+            if not background.ended:
+                raise
+        self._holds = None
+        losses = [loss for hold in reversed(self._each(holds)) if (loss := _left(hold, error)) is not None]
+        if losses:
+            raise losses[0]
+
+    @staticmethod
+    def _each(holds: Holds) -> list[Hold]:
+        """Returns each hold once, also if its resource was named twice."""
+        return list(dict.fromkeys(holds))
+
+
+def _left(hold: Hold, error: BaseException | None) -> LeaseLost | None:
+    try:
+        hold._left(error)
+    except LeaseLost as loss:
+        return loss
+    return None

@@ -1,0 +1,181 @@
+"""The asyncio client behind a blocking one, and the losses of which a thread is still to be told."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
+
+import redlease
+from redlease.errors import LeaseLost, RedleaseError
+from redlease.guards.redis import CHECK
+from redlease.transport.base import CLOSED
+
+from .background import Background, Undo, process
+
+T = TypeVar("T")
+
+
+class Losable(Protocol):
+    """What a thread has entered with `on_lost="raise"`."""
+
+    def _take_loss(self) -> LeaseLost | None:
+        """Returns the error if it is lost and its thread has not been told yet."""
+
+
+class EnteredHere(threading.local):
+    """What the current thread has entered with `on_lost="raise"`."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Losable] = []
+
+    def raise_loss(self) -> None:
+        """Raises `LeaseLost`, once for each block of this thread whose permit is lost."""
+        for block in self.blocks:
+            if (loss := block._take_loss()) is not None:
+                raise loss
+
+
+entered_here = EnteredHere()
+
+
+def _forget_in_child() -> None:
+    """Forgets the blocks that the forking thread was in, which are its parent's."""
+    entered_here.blocks.clear()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+class ProcessClient:
+    """The asyncio client of one blocking client: each process that uses it makes its own.
+
+    Args:
+        make: Makes the asyncio client. Called at once too, so that it raises for a wrong parameter.
+    """
+
+    def __init__(self, make: Callable[[], redlease.Redlease]) -> None:
+        self._make = make
+        self._twin = self._made()
+        self._background: Background | None = None
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return repr(self._twin)
+
+    def _made(self) -> redlease.Redlease:
+        made = self._make()
+        made.tickets.load_too(CHECK)  # here already, so that a guard which any thread makes changes nothing
+        return made
+
+    @property
+    def twin(self) -> redlease.Redlease:
+        """The asyncio client of this process."""
+        if self._background is not None and self._background.orphaned:
+            self._join()
+        return self._twin
+
+    @property
+    def background(self) -> Background:
+        """The loop that runs the client in this process; starts it on first use.
+
+        Raises:
+            RedleaseError: The client is closed.
+        """
+        background = self._background
+        return self._join() if background is None or background.orphaned or self._is_closed else background
+
+    def _join(self) -> Background:
+        here = process()
+        with here.lock:
+            self.check_open()
+            if self._background is not None and self._background.orphaned:
+                self._twin, self._background = self._made(), None  # the other one was used before the fork
+            self._background = self._background or here.join(self._twin)
+            return self._background
+
+    def check_open(self) -> None:
+        """Raises RedleaseError if the client is closed."""
+        if self._is_closed:
+            raise RedleaseError(CLOSED)
+
+    def call(self, work: Callable[[], Coroutine[Any, Any, T]], *, undo: Undo[T] | None = None) -> T:
+        """Runs what begins something new; first raises the loss of a permit that the thread is to be told of."""
+        if entered_here.blocks:
+            entered_here.raise_loss()
+        return self.background.run(self, work, undo=undo)
+
+    def release(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Runs what gives something back, which goes on in the background if its thread is interrupted."""
+        return self.background.run(self, work, must_finish=True)
+
+    def open(self) -> None:
+        """Connects."""
+
+        async def enter() -> None:
+            await self._twin.__aenter__()
+
+        async def close(_: None) -> None:
+            await self._twin.close()
+
+        try:
+            self.call(enter, undo=close)
+        except BaseException:
+            self._leave()
+            raise
+
+    def close(self, how: Callable[[redlease.Redlease], Coroutine[Any, Any, None]]) -> None:
+        """Closes the client of this process in that way, and ends the loop with its last client."""
+        twin, background = self._twin, self._background
+        if background is None or background.ended:  # not used yet in this process, or closed
+            self._is_closed = True
+            return
+        background.refuse_own_thread()
+        self._is_closed = True
+
+        async def close_and_end_calls() -> None:
+            try:
+                await how(twin)
+            finally:
+                background.end_calls(self)
+
+        try:
+            background.run(self, close_and_end_calls, must_finish=True)
+        except RedleaseError:
+            if not background.ended:  # another thread has closed it too
+                raise
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._is_closed = True
+        if self._background is not None and not self._background.orphaned:
+            process().leave(self._background, self._twin)
+
+
+class Bound(Generic[T]):
+    """A blocking object whose asyncio twin is made anew in each process.
+
+    Args:
+        client: The client that it belongs to.
+        make: Makes the twin. Called at once too, so that it raises for a wrong parameter.
+    """
+
+    def __init__(self, client: ProcessClient, make: Callable[[redlease.Redlease], T]) -> None:
+        client.check_open()
+        self._client = client
+        self._make_twin = make
+        self._made = client.twin, make(client.twin)
+
+    def __repr__(self) -> str:
+        return repr(self._made[1])
+
+    @property
+    def _twin(self) -> T:
+        client, twin = self._made
+        current = self._client.twin
+        if client is not current:
+            self._made = current, (twin := self._make_twin(current))
+        return twin

@@ -1,0 +1,50 @@
+"""A decorator that holds a lock or a semaphore while the decorated function runs in its thread."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from redlease.primitives.guarded import checked_key, parameter_for_hold, passed
+
+from .hold import Hold, HoldRequest
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Decorator:
+    """Decorates functions that return when they are done. Made by `Semaphore.guarded`.
+
+    Args:
+        request: Makes the hold of one call, for the key of that call.
+        key: Returns the key of a call from its arguments; None if all calls share one resource.
+    """
+
+    def __init__(self, request: Callable[[str | None], HoldRequest], key: Callable[..., str] | None) -> None:
+        self._request = request
+        self._key = key
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Returns the function that holds a permit while the given one runs."""
+        if not callable(function) or any(
+            is_kind(function)
+            for is_kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        ):
+            raise ValueError(
+                f"guarded() of redlease.sync decorates functions that are done when they return, not {function!r}: "
+                "`async def` functions take that of redlease"
+            )
+        parameter = parameter_for_hold(function, Hold)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            key = None if self._key is None else checked_key(function, self._key(*args, **kwargs))
+            with self._request(key) as hold:
+                if parameter is not None and parameter not in passed(function, *args, **kwargs):
+                    kwargs[parameter] = hold
+                return function(*args, **kwargs)
+
+        return call

@@ -1,0 +1,290 @@
+"""A live handle on a permit, for threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import redlease
+from redlease import limits
+from redlease.errors import LeaseLost, RedleaseError
+from redlease.hold import lease_lost, lease_of
+from redlease.limits import Duration
+from redlease.models import Permit
+
+from .bound import Losable, ProcessClient, entered_here
+
+OnLost = Literal["exit", "raise", "signal"]
+FORKED = "this process was forked from the one that holds it"
+
+
+def checked_on_lost(on_lost: OnLost) -> OnLost:
+    """Returns the value; raises ValueError for a wrong one."""
+    if on_lost not in ("exit", "raise", "signal"):
+        raise ValueError(f"on_lost must be 'exit', 'raise' or 'signal', not {on_lost!r}")
+    return on_lost
+
+
+class Hold:
+    """A permit that this process holds: renewed in the background, with its loss detected.
+
+    As a `with` block it releases the permit at the end. A thread cannot be cancelled, so a body goes on when the permit
+    is lost. `lost`, `check()` and `wait_lost()` tell; and, unless it has `on_lost="signal"`, leaving the block raises
+    `LeaseLost`. With `on_lost="raise"` the thread that entered the block also gets `LeaseLost` at its next call of
+    redlease, once, save from calls that release or close.
+
+    Any thread may use it. In a forked child it is lost, and the child does not release what the parent holds.
+
+    Example:
+        >>> with pool.hold(timeout=10) as hold:  # doctest: +SKIP
+        ...     work(fence=hold.fence)
+    """
+
+    _is_entered = False
+    _is_told = False
+    _blocks: list[Losable] | None = None  # those of the thread that entered it
+
+    def __init__(self, client: ProcessClient, twin: redlease.Hold, on_lost: OnLost) -> None:
+        self._client = client
+        self._background = client.background
+        self._twin = twin
+        self._on_lost = on_lost
+
+    def __repr__(self) -> str:
+        return f"<Hold of {self.resource!r} in the parent process>" if self._background.orphaned else repr(self._twin)
+
+    def __del__(self) -> None:
+        # Interrupted between the steps of entering or leaving the block, which then never comes to its end.
+        if self._is_entered and not self._background.ended:
+            with contextlib.suppress(RedleaseError):
+                self._background.post(self._drop)
+
+    @property
+    def resource(self) -> str:
+        """The name of the resource."""
+        return self._twin.resource
+
+    @property
+    def ticket(self) -> str:
+        """The id of the request and of its permit."""
+        return self._twin.ticket
+
+    @property
+    def fence(self) -> int:
+        """The fencing token of the permit."""
+        return self._twin.fence
+
+    @property
+    def lost(self) -> bool:
+        """Whether the permit was held and no longer is; true from the end of its lease on, by the local clock."""
+        return self._background.orphaned or self._twin.lost
+
+    @property
+    def permit(self) -> Permit:
+        """The permit, with the deadline of its last renewal."""
+        return self._twin.permit
+
+    def remaining(self) -> float:
+        """Seconds until the lease ends unless it is renewed; 0.0 if it is lost, released or detached."""
+        return 0.0 if self._background.orphaned else self._twin.remaining()
+
+    def check(self) -> None:
+        """Raises `LeaseLost` if the permit is no longer held. Does no I/O."""
+        entered_here.raise_loss()
+        if self._background.orphaned:
+            raise self._loss()
+        self._twin.check()
+
+    def wait_lost(self, timeout: Duration | None = None) -> bool:
+        """Waits until the permit is lost, then returns True; False if it is released or detached, or after `timeout`.
+
+        Args:
+            timeout: Seconds to wait; None waits for ever.
+        """
+        timeout_s = None if timeout is None else limits.milliseconds("timeout", timeout) / 1000
+
+        async def wait() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._twin.wait_lost()
+
+        if not self._is_over():
+            try:
+                self._background.run(self._client, wait)
+            except RedleaseError:
+                if not self._is_over():  # else its client was closed meanwhile
+                    raise
+        return self.lost
+
+    def release(self) -> bool:
+        """Releases the permit; returns True if it was held until now. Idempotent, as `redlease.Hold.release`."""
+        return not self._is_over() and self._released(self._twin.release) is True
+
+    def downgrade(self) -> None:
+        """Makes a writer of an `rwlock` a reader; as `redlease.Hold.downgrade`, with its errors."""
+        self.check()
+        self._client.call(self._twin.downgrade)
+
+    def detach(self) -> Permit:
+        """Stops renewing and returns the permit; as `redlease.Hold.detach`, with its errors."""
+
+        async def detach() -> Permit:
+            return self._twin.detach()
+
+        self.check()
+        return self._client.call(detach)
+
+    # The block
+
+    def __enter__(self) -> Self:
+        """Raises `LeaseLost` if it was released or detached, or, unless `on_lost` is "signal", if it is lost."""
+        lease = lease_of(self._twin)
+        if lease.ended or (self._on_lost != "signal" and self.lost):
+            raise self._loss()
+        self._is_entered = True
+        if self._on_lost == "raise":
+            self._blocks = entered_here.blocks
+            self._blocks.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._is_over():
+            # With an error like KeyboardInterrupt the twin does not wait for the network.
+            self._released(lambda: self._twin.__aexit__(kind, error, traceback))
+        self._left(error)
+
+    def _left(self, error: BaseException | None) -> None:
+        """Ends the block, whose permit is released: raises its loss, or notes it on the error of the body."""
+        self._is_entered = False
+        if self._blocks is not None and self in self._blocks:
+            self._blocks.remove(self)
+        if self.lost and self._on_lost != "signal":
+            loss = self._loss()
+            if error is None or isinstance(error, GeneratorExit):
+                raise loss from error
+            if not isinstance(error, LeaseLost):
+                error.add_note(f"redlease: {loss}")
+
+    # Internals
+
+    def _take_loss(self) -> LeaseLost | None:
+        """Returns the error if it is lost and its thread has not been told yet."""
+        if self._is_told or not self.lost:
+            return None
+        self._is_told = True
+        return self._loss()
+
+    def _entered(self) -> Self:
+        """From here on it is released when nobody has it any more, as its thread was interrupted."""
+        self._is_entered = True
+        return self
+
+    def _check_at_start(self) -> None:
+        """Raises `LeaseLost` if it was lost before its thread got it, unless it is only to signal that."""
+        if self._on_lost != "signal" and self.lost:
+            raise self._loss()
+
+    async def _give_up(self) -> None:
+        """Gives the permit back; never waits for the network. For the loop's thread, as `_drop`."""
+        self._drop()
+
+    def _drop(self) -> None:
+        lease = lease_of(self._twin)
+        if not lease.ended and not lease.lost:
+            lease.end()
+            lease.keeper.give_back(lease)
+
+    def _is_over(self) -> bool:
+        """Whether there is nothing left to release here."""
+        lease = lease_of(self._twin)
+        return self._background.ended or lease.ended or lease.lost
+
+    def _released(self, how: Callable[[], Any]) -> bool | None:
+        """Has the loop release it; it is lost if the client is closed at the same time."""
+        try:
+            released: bool | None = self._background.run(self._client, how, must_finish=True)
+        except RedleaseError:
+            if not self._is_over():
+                raise
+            released = False
+        return released
+
+    def _loss(self) -> LeaseLost:
+        if self._background.orphaned:
+            return lease_lost(self.resource, self.ticket, self.fence, FORKED)
+        return lease_of(self._twin).loss()
+
+
+class HoldRequest:
+    """What `hold(...)` returns: enter it with `with`, or call `acquire()` to get a `Hold`."""
+
+    _is_used = True  # until it is made: an interrupted constructor leaves nothing to warn of
+    _hold: Hold | None = None
+    _is_entered = False
+
+    def __init__(self, client: ProcessClient, make: Callable[[], redlease.HoldRequest], on_lost: OnLost) -> None:
+        self._on_lost = checked_on_lost(on_lost)
+        self._client = client
+        self._make = make
+        self._made = client.twin, self._twin(make())
+        self._is_used = False
+
+    def __repr__(self) -> str:
+        state = "entered" if self._is_entered else "acquired" if self._is_used else "neither acquired nor entered yet"
+        return f"<hold() of {self._made[1]._resource!r}, {state}>"
+
+    def __del__(self) -> None:
+        if not self._is_used:
+            resource = self._made[1]._resource
+            message = f"hold() of resource {resource!r} was neither acquired nor entered: nothing was acquired"
+            warnings.warn(message, RuntimeWarning, stacklevel=2, source=self)
+
+    def acquire(self) -> Hold:
+        """Waits for the permit; returns its hold, which `hold.release()` ends. Raises what `redlease` says of `hold`.
+
+        Each call is a request of its own. The permit is renewed until it is released, also if nobody keeps the hold.
+        """
+        self._is_used = True
+        return self._client.call(self._obtain, undo=Hold._give_up)
+
+    async def _obtain(self) -> Hold:
+        client, twin = self._made
+        if client is not self._client.twin:  # made before a fork
+            self._made = client, twin = self._client.twin, self._twin(self._make())
+        hold = Hold(self._client, await twin, self._on_lost)
+        hold._check_at_start()
+        return hold
+
+    @staticmethod
+    def _twin(request: redlease.HoldRequest) -> redlease.HoldRequest:
+        request._used = True  # it is this object that warns if nobody uses it
+        return request
+
+    def __enter__(self) -> Hold:
+        if self._is_entered:
+            raise RuntimeError("this hold() is entered already: call hold() again for another permit")
+        self._is_used = self._is_entered = True
+        try:
+            hold = self._hold = self._client.call(self._obtain_entered, undo=Hold._give_up)
+            hold.__enter__()
+        except BaseException:
+            self._hold, self._is_entered = None, False
+            raise
+        return hold
+
+    async def _obtain_entered(self) -> Hold:
+        return (await self._obtain())._entered()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        hold, self._hold, self._is_entered = self._hold, None, False
+        if hold is None:
+            raise RuntimeError("this hold() is not entered")
+        hold.__exit__(kind, error, traceback)

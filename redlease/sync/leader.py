@@ -1,0 +1,110 @@
+"""One leader among the processes that stand for it, for threads."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import TracebackType
+from typing import Self
+
+from redlease.errors import LeaseLost
+from redlease.limits import Duration
+from redlease.models import Permit
+
+from .hold import Hold
+from .semaphore import Lock
+
+
+class Term:
+    """The time for which this process leads: until it steps down, or its lease is lost.
+
+    As a `with` block it ends without an error if the lease is lost, also if the body found out by `check()`. The body
+    is not cancelled: let it ask `term.lost` or `term.check()`. The end of the block ends the term.
+
+    Attributes:
+        number: The fence of the term's permit, greater than the number of every earlier term.
+        hold: The hold on the lock, for `hold.check()` and `hold.remaining()`.
+    """
+
+    def __init__(self, hold: Hold) -> None:
+        self.hold = hold
+        self.number = hold.fence
+
+    def __repr__(self) -> str:
+        return f"<Term {self.number} of {self.hold.resource!r}>"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the term has ended without `step_down`."""
+        return self.hold.lost
+
+    def check(self) -> None:
+        """Raises `LeaseLost` if this process no longer leads. Does no I/O."""
+        self.hold.check()
+
+    def wait_lost(self, timeout: Duration | None = None) -> bool:
+        """Waits until the term ends, at most `timeout` seconds; returns True if its lease was lost."""
+        return self.hold.wait_lost(timeout)
+
+    def step_down(self) -> bool:
+        """Ends the term, so that the next candidate leads; returns True if it lasted until now. Idempotent."""
+        return self.hold.release()
+
+    def __enter__(self) -> Self:
+        """Raises `LeaseLost` if this process stepped down before."""
+        if not self.lost:
+            self.hold.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """Ends the term; a loss of it is no error."""
+        try:
+            self.hold.__exit__(kind, error, traceback)
+        except LeaseLost:
+            if error is None:
+                return True
+            raise
+        return isinstance(error, LeaseLost) and error.ticket == self.hold.ticket and self.lost
+
+
+class Leader:
+    """A role that one process at a time has; as `redlease.Leader`. Made by `Redlease.leader`.
+
+    Example:
+        >>> for term in client.leader("scheduler").terms():  # doctest: +SKIP
+        ...     with term:
+        ...         run_the_schedule(term)
+    """
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+
+    def __repr__(self) -> str:
+        return f"<Leader {self.name!r}>"
+
+    @property
+    def name(self) -> str:
+        """The name of the role, which is that of its lock."""
+        return self._lock.name
+
+    def terms(self, *, metadata: dict[str, str] | None = None) -> Generator[Term, None, None]:
+        """Waits to be elected and yields a term, again and again; as `redlease.Leader.terms`, with its errors.
+
+        A term ends when its lease is lost, when it steps down, and when the loop asks for the next one. Use
+        `contextlib.closing` around a loop that may be left early, or step down before.
+        """
+        while True:
+            try:
+                hold = self._lock.hold(metadata=metadata).acquire()
+            except LeaseLost:
+                continue  # lost before the process could notice that it was elected
+            try:
+                yield Term(hold)
+            finally:
+                hold.release()
+
+    def current(self) -> Permit | None:
+        """Returns the permit of who leads now, with the term's number as its fence; None if nobody does."""
+        holders = self._lock.inspect(limit=1).holders
+        return holders[0] if holders else None

@@ -1,0 +1,250 @@
+"""The semaphore and the lock, for threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import redlease
+from redlease import limits
+from redlease.limits import Duration
+from redlease.models import Permit, Position, Snapshot
+from redlease.protocol.snapshots import SNAPSHOT_LIMIT
+
+from .bound import Bound, ProcessClient
+from .guarded import Decorator
+from .hold import Hold, HoldRequest, OnLost, checked_on_lost
+from .watching import Watch
+
+
+class Units(NamedTuple):
+    """So many units of a semaphore, for `Redlease.all`. Made by `Semaphore.weighted`."""
+
+    pool: Semaphore
+    weight: int
+
+
+class Semaphore(Bound[redlease.Semaphore]):
+    """At most `capacity` units of a resource are held at once, granted in the order of arrival.
+
+    Made by `Redlease.semaphore`. Any number of threads may share one object. The parameters and errors of each method
+    are those of the method of `redlease.Semaphore` with the same name.
+
+    Example:
+        >>> pool = client.semaphore("gpu", capacity=3, lease=30)  # doctest: +SKIP
+        >>> with pool.hold(timeout=10) as hold:  # doctest: +SKIP
+        ...     train(fence=hold.fence)
+    """
+
+    def __init__(self, client: ProcessClient, make: Callable[[redlease.Redlease], redlease.Semaphore]) -> None:
+        super().__init__(client, make)
+        self._blocks: dict[int, list[HoldRequest]] = {}  # the open `with pool:` blocks of each thread
+
+    @property
+    def name(self) -> str:
+        """The name of the resource."""
+        return self._twin.name
+
+    # Acquiring
+
+    def hold(
+        self,
+        *,
+        timeout: Duration | None = None,
+        ticket: str | None = None,
+        weight: int = 1,
+        owner: str | None = None,
+        metadata: dict[str, str] | None = None,
+        priority: int = 0,
+        on_lost: OnLost = "exit",
+        max_hold: Duration | None = None,
+    ) -> HoldRequest:
+        """Acquires a permit and renews it: `with pool.hold() as hold:`, or `hold = pool.hold().acquire()`.
+
+        The parameters and errors are those of `redlease.Semaphore.hold`, except for `on_lost`.
+
+        Args:
+            timeout: See there.
+            ticket: See there.
+            weight: See there.
+            owner: See there.
+            metadata: See there.
+            priority: See there.
+            on_lost: "exit" raises `LeaseLost` when the block is left, "raise" also at the next call of redlease in the
+                thread that entered the block, "signal" only sets `hold.lost`.
+            max_hold: See there.
+        """
+
+        def request() -> redlease.HoldRequest:
+            return self._twin.hold(
+                timeout=timeout,
+                ticket=ticket,
+                weight=weight,
+                owner=owner,
+                metadata=metadata,
+                priority=priority,
+                on_lost="signal",
+                max_hold=max_hold,
+            )
+
+        return HoldRequest(self._client, request, on_lost)
+
+    def guarded(
+        self,
+        *,
+        key: Callable[..., str] | None = None,
+        timeout: Duration | None = None,
+        weight: int = 1,
+        owner: str | None = None,
+        metadata: dict[str, str] | None = None,
+        priority: int = 0,
+        on_lost: OnLost = "exit",
+        max_hold: Duration | None = None,
+    ) -> Decorator:
+        """Makes a decorator: each call of the decorated function runs while it holds a permit.
+
+        It decorates plain functions; otherwise as `redlease.Semaphore.guarded`, with its parameters and errors.
+        """
+        checked_on_lost(on_lost)
+        options: Any = {"timeout": timeout, "weight": weight, "owner": owner, "metadata": metadata}
+        options["priority"] = priority
+        self._twin.guarded(max_hold=max_hold, **options)  # checks them
+
+        def request(key: str | None) -> HoldRequest:
+            pool = self if key is None else self._named(f"{self.name}:{key}")
+            return pool.hold(on_lost=on_lost, max_hold=max_hold, **options)
+
+        return Decorator(request, key)
+
+    def _named(self, name: str) -> Self:
+        return type(self)(self._client, lambda client: self._make_twin(client)._named(name))
+
+    def weighted(self, weight: int) -> Units:
+        """Returns so many units of this semaphore, to be acquired with others by `Redlease.all`."""
+        return Units(self, limits.checked_count("weight", weight))
+
+    def acquire(
+        self,
+        *,
+        timeout: Duration | None = None,
+        ticket: str | None = None,
+        weight: int = 1,
+        owner: str | None = None,
+        metadata: dict[str, str] | None = None,
+        priority: int = 0,
+    ) -> Permit:
+        """Acquires a permit as data, which redlease does not renew; as `redlease.Semaphore.acquire`."""
+        options: Any = {"ticket": ticket, "weight": weight, "owner": owner, "metadata": metadata}
+        return self._client.call(
+            lambda: self._twin.acquire(timeout=timeout, priority=priority, **options), undo=self._give_back
+        )
+
+    def try_acquire(
+        self,
+        *,
+        ticket: str | None = None,
+        weight: int = 1,
+        owner: str | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> Permit | None:
+        """Acquires a permit if capacity is free, else returns None; as `redlease.Semaphore.try_acquire`."""
+        return self._client.call(
+            lambda: self._twin.try_acquire(ticket=ticket, weight=weight, owner=owner, metadata=metadata),
+            undo=self._give_back,
+        )
+
+    async def _give_back(self, permit: Permit | None) -> None:
+        if permit is not None:
+            await self._twin.release(permit)
+
+    def adopt(
+        self, permit: Permit, *, refence: bool = True, on_lost: OnLost = "exit", max_hold: Duration | None = None
+    ) -> Hold:
+        """Takes over a stored permit and renews it from then on; as `redlease.Semaphore.adopt`, with its errors.
+
+        A call that is interrupted as it ends releases the permit, whose new fence nobody knows.
+        """
+        checked_on_lost(on_lost)
+
+        async def adopt() -> Hold:
+            twin = await self._twin.adopt(permit, refence=refence, on_lost="signal", max_hold=max_hold)
+            hold = Hold(self._client, twin, on_lost)
+            hold._check_at_start()
+            return hold
+
+        return self._client.call(adopt, undo=Hold._give_up)
+
+    # Permits
+
+    def renew(self, permit: Permit, *, lease: Duration | None = None) -> Permit:
+        """Renews a permit and returns it with its new deadline; as `redlease.Semaphore.renew`, with its errors."""
+        return self._client.call(lambda: self._twin.renew(permit, lease=lease))
+
+    def release(self, permit: Permit | str) -> bool:
+        """Releases a permit, or what has that ticket; returns True if it was held; as `redlease.Semaphore.release`."""
+        return self._client.release(lambda: self._twin.release(permit))
+
+    def check(self, permit: Permit) -> bool:
+        """Returns True if the permit is held now, under its fence; as `redlease.Semaphore.check`."""
+        return self._client.call(lambda: self._twin.check(permit))
+
+    # The resource as a whole
+
+    def inspect(self, *, limit: int = SNAPSHOT_LIMIT) -> Snapshot:
+        """Returns a snapshot of the resource; as `redlease.Semaphore.inspect`."""
+        return self._client.call(lambda: self._twin.inspect(limit=limit))
+
+    def locked(self) -> bool:
+        """Returns True if an acquire of weight 1 would have to wait now; as `redlease.Semaphore.locked`."""
+        return self._client.call(self._twin.locked)
+
+    def position(self, ticket: str) -> Position | None:
+        """Returns where a request stands in the queue, by its ticket; as `redlease.Semaphore.position`."""
+        return self._client.call(lambda: self._twin.position(ticket))
+
+    def resize(self, capacity: int) -> None:
+        """Sets the capacity; as `redlease.Semaphore.resize`."""
+        self._client.call(lambda: self._twin.resize(capacity))
+
+    def release_all(self, *, queue: bool = False) -> int:
+        """Releases the permits of all holders, with `queue` first all waiters; returns how many."""
+        return self._client.release(lambda: self._twin.release_all(queue=queue))
+
+    def watch(self) -> Watch:
+        """Yields a snapshot of the resource, and another one after each change: `for snapshot in pool.watch():`.
+
+        `close()`, which any thread may call, ends the loop; use it, or the watch as a `with` block, if the loop may be
+        left early.
+        """
+        return Watch(self._client, self._twin.watch)
+
+    # A plain `with pool as hold:`
+
+    def __enter__(self) -> Hold:
+        request = self.hold()
+        hold = request.__enter__()
+        self._blocks.setdefault(get_ident(), []).append(request)
+        return hold
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        thread = get_ident()
+        blocks = self._blocks.get(thread)
+        if not blocks:
+            raise RuntimeError(f"{self!r} is left by a thread that did not enter it: use `with pool.hold():`")
+        request = blocks.pop()
+        if not blocks:
+            del self._blocks[thread]
+        request.__exit__(kind, error, traceback)
+
+
+class Lock(Semaphore):
+    """A semaphore of capacity 1: one holder at a time, in the order of arrival. Made by `Redlease.lock`.
+
+    Example:
+        >>> with client.lock("invoice:42", lease=30) as hold:  # doctest: +SKIP
+        ...     pay(fence=hold.fence)
+    """
