@@ -75,6 +75,26 @@ async def app(scope, receive, send):
     await send({"type": "http.response.body", "body": body})
 """
 
+IN_THREADS = """
+import json, os
+from redlease.sync import Redlease
+
+client = Redlease.from_url(os.environ["URL"], prefix=os.environ["PREFIX"], lease=10)
+pools = {1: client.lock("one"), 3: client.semaphore("three", 3)}
+# The parent holds something when it forks its workers, in each of which that is lost.
+held_by_parent = client.lock("parent").hold().acquire()
+
+
+def app(environ, start_response):
+    capacity = int(environ["PATH_INFO"].strip("/"))
+    with pools[capacity].hold(timeout=60) as hold:
+        found = pools[capacity].inspect()
+        said = [capacity, hold.fence, found.in_use, hold.permit.owner, os.getpid()]
+    assert held_by_parent.lost
+    start_response("200 OK", [("content-type", "application/json"), ("connection", "close")])
+    return [json.dumps(said).encode()]
+"""
+
 PROGRAM = """
 import json, multiprocessing, sys
 import made_early as module
@@ -133,11 +153,17 @@ def ask(port: int, capacity: int) -> list[Any]:
         return said
 
 
-def test_gunicorn_with_preload(environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "workers"),
+    [(MODULE, ["uvicorn_worker.UvicornWorker"]), (IN_THREADS, ["gthread", "--threads", "5"]), (IN_THREADS, ["sync"])],
+    ids=["asyncio", "threads", "blocking"],
+)
+def test_gunicorn_with_preload(environment: dict[str, str], tmp_path: Path, module: str, workers: list[str]) -> None:
     """Four workers of gunicorn, which imports the application before it forks them, answer 400 requests."""
+    (tmp_path / "made_early.py").write_text(module)
     port, log = free_port(), tmp_path / "log"
     command = [sys.executable, "-m", "gunicorn", "made_early:app", "--preload", "--workers", "4", "--bind"]
-    command += [f"127.0.0.1:{port}", "--worker-class", "uvicorn_worker.UvicornWorker", "--log-file", str(log)]
+    command += [f"127.0.0.1:{port}", "--log-file", str(log), "--worker-class", *workers]
     with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL) as service:
         try:
             until_answered(port, service, log)
