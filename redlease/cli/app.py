@@ -12,6 +12,7 @@ from .connecting import LOCAL, AsJson, Name, Prefix, Url, resource_at, run, tell
 from .demo.command import run_demo
 from .listing import show_list, summaries
 from .plain import plain
+from .running import Job, run_job
 from .snapshot import is_known, show
 
 app = typer.Typer(no_args_is_help=True)
@@ -67,6 +68,30 @@ def list_resources(
             tell(f"no resource under the prefix {prefix!r} matches {pattern!r}")
 
     run(look())
+
+
+@app.command("run")
+def run_command(
+    name: Name,
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments, after `--`.", metavar="-- CMD")],
+    *,
+    capacity: Annotated[int, typer.Option(min=1, help="Units that may be held at once.")] = 1,
+    weight: Annotated[int, typer.Option(min=1, help="Units that the command needs.")] = 1,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Seconds to wait for the permit.", show_default="for ever")
+    ] = None,
+    priority: Annotated[int, typer.Option(help="From -100 to 100: may pass earlier requests with less.")] = 0,
+    lease: Annotated[float, typer.Option(min=1, help="Seconds that the permit stays valid without renewal.")] = 30,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds from SIGTERM to SIGKILL if the lease is lost.")] = 5,
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+) -> None:
+    """Run a command under a permit, and end it if the lease is lost.
+
+    Exits with the command's status; 75: not granted in time, 69: no server, 74: the lease was lost.
+    """
+    job = Job(command, name, capacity, weight, timeout, priority, lease, grace)
+    raise typer.Exit(run(run_job(job, url, prefix), status=2))
 
 
 @app.command()
