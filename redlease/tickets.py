@@ -296,7 +296,7 @@ class Tickets:
                         yield name
 
     def masters(self) -> AbstractAsyncContextManager[list[Master]]:
-        """Connects to every master, for plain commands on connections of their own, until the end of the block."""
+        """Returns every master, for plain commands on connections of their own, which the end of the block closes."""
         return asked_apart(self._connection)
 
     async def inspect(self, resource: Resource, *, declared: int, limit: int, counted: int = CHECKED_MOST) -> Snapshot:

@@ -10,6 +10,8 @@ from redlease import Redlease, __version__
 
 from .connecting import LOCAL, AsJson, Name, Prefix, Url, resource_at, run, tell, told_in_one_line
 from .demo.command import run_demo
+from .doctor.examination import examine
+from .doctor.findings import show_findings
 from .listing import show_list, summaries
 from .plain import plain
 from .running import Job, run_job
@@ -106,6 +108,14 @@ def inspect(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: 
 
     if not run(look()):
         raise typer.Exit(1)
+
+
+@app.command()
+def doctor(url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
+    """Examine the server and what is kept there. Exits with 0 if all is well, 1 for warnings, 2 for errors."""
+    findings = run(examine(url, prefix), status=2)
+    show_findings(findings, as_json=as_json)
+    raise typer.Exit(max(each.level for each in findings))
 
 
 @app.command()

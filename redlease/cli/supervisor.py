@@ -7,7 +7,7 @@ to all of the group, and SIGKILL after the grace.
 
 Arguments: the socket, the clock of all deadlines, the first deadline in ms, the grace in ms, and the command.
 It reads lines: `until <ms>`, the new deadline; `signal <number>`, to pass on; `end`.
-It writes lines: `started <pid>`; then `exit <status>`, or instead of both `failed <errno>`.
+It writes lines: `started <pid>`, then `exit <status>` or `failed <errno>`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 # The time in which a machine is suspended counts for a deadline, but not for the timeout of select: hence this limit.
 LOOK_S = 1.0
@@ -46,13 +46,13 @@ class Supervisor:
         if self._now_ms() >= self._deadline_ms:
             return  # stopped since the grant: too late to begin
         with _on_child() as child_ended, _terminal() as terminal:
-            try:
-                self._pid = _spawn(command)
-            except OSError as error:
-                self._tell(f"failed {error.errno}")
-                return
-            terminal.give(self._pid)
+            self._pid, begin = _fork(command, terminal)
+            # Told before the command begins, so that it can be ended even if this process is killed in the meantime.
             self._tell(f"started {self._pid}")
+            if failure := begin():
+                os.waitpid(self._pid, 0)
+                self._tell(f"failed {failure}")
+                return
             while (status := self._ended(terminal)) is None:
                 self._wait(child_ended)
                 self._keep_deadlines()
@@ -151,11 +151,8 @@ class Terminal:
         self.give(self._former)
 
     def stopped(self, number: int) -> bool:
-        """Returns True if a command that this signal has stopped is to go on.
-
-        It has read from the terminal before that was its own, or somebody has typed Ctrl-Z: nobody could type `fg`.
-        """
-        return bool(self._former) and number in {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+        """Returns True if a command that this signal has stopped is to go on: after Ctrl-Z nobody could type `fg`."""
+        return bool(self._former) and number == signal.SIGTSTP
 
 
 @contextlib.contextmanager
@@ -182,10 +179,31 @@ def _ignore(*_: object) -> None:
     """A handler rather than SIG_IGN: a started program gets the default action back."""
 
 
-def _spawn(command: list[str]) -> int:
-    # From the background, handing the terminal on would stop this process.
+def _fork(command: list[str], terminal: Terminal) -> tuple[int, Callable[[], int]]:
+    """Forks a process that leads a group; returns it, and what makes it the command: 0, or why not, as an errno."""
+    # From the background, handing the terminal on would stop a process.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
-    return os.posix_spawnp(command[0], command, os.environ, setpgroup=0, setsigmask=mask)
+    (may_begin, begin), (failure, failed) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(may_begin)
+        os.close(failed)
+        with contextlib.suppress(OSError):  # the child does so too: whoever comes first
+            os.setpgid(pid, pid)
+        return pid, lambda: int((os.write(begin, b"!") and os.read(failure, 16)) or 0)
+    try:
+        os.close(begin)
+        os.setpgid(0, 0)
+        terminal.give(os.getpid())
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if os.read(may_begin, 1):  # nothing if the supervisor was killed
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+                signal.signal(number, signal.SIG_DFL)
+            os.execvp(command[0], command)  # noqa: S606
+    except OSError as error:
+        os.write(failed, str(error.errno).encode())
+    finally:
+        os._exit(127)
 
 
 def main() -> None:

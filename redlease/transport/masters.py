@@ -17,7 +17,7 @@ from .base import Transport
 from .driver import error_text, open_connection
 from .handshake import explain
 
-Command = Sequence[str | int]
+Command = Sequence[str | bytes | int]
 
 SCAN_COUNT = 1000  # keys that one SCAN looks at: about a millisecond of the server's time
 
@@ -27,23 +27,27 @@ class Refused(RedleaseError):
 
 
 class Master:
-    """A master, and a connection to it that nothing else uses.
+    """A master, and a connection to it that nothing else uses, opened by the first command."""
 
-    Attributes:
-        name: Its address, or the path of its unix socket.
-    """
-
-    def __init__(self, pool: ConnectionPool, connection: Any, limit_s: float) -> None:
-        self.name = _name_of(pool, connection)
-        self._connection = connection
+    def __init__(self, pool: ConnectionPool, limit_s: float) -> None:
+        self._pool = pool
         self._limit_s = limit_s
+        self._connection: Any = None
 
-    async def ask(self, *words: str | int) -> Any:
+    @property
+    def name(self) -> str:
+        """Its address, or the path of its unix socket."""
+        settings = self._pool.connection_kwargs
+        # Behind Sentinels only the connection knows which server it has found.
+        host, port = (getattr(self._connection, name, settings.get(name)) for name in ("host", "port"))
+        return str(Address(host, int(port))) if host and port else str(settings.get("path", "in this process"))
+
+    async def ask(self, *words: str | bytes | int) -> Any:
         """Sends a command and returns its reply, with bytes for strings.
 
         Raises:
             Refused: The server replied with an error.
-            Unavailable: It did not reply in time.
+            Unavailable: It was not reached, or did not reply in time.
         """
         (reply,) = await self.ask_all([words])
         if isinstance(reply, Refused):
@@ -54,14 +58,17 @@ class Master:
         """Sends commands together and returns their replies in order, `Refused` for those that the server refused.
 
         Raises:
-            Unavailable: It did not reply in time.
+            Unavailable: It was not reached, or did not reply in time.
         """
         try:
             async with asyncio.timeout(self._limit_s):
+                self._connection = self._connection or await open_connection(self._pool, 2)
                 await self._connection.send_packed_command(self._connection.pack_commands(commands))
                 return [await self._read(command) for command in commands]
         except (exceptions.RedisError, OSError) as error:
-            raise Unavailable(f"the server {self.name} did not answer: {explain(error)}. Try again") from error
+            raise Unavailable(
+                f"the server {self.name} did not answer: {explain(error, self._pool)}. Try again"
+            ) from error
 
     async def _read(self, command: Command) -> Any:
         try:
@@ -79,8 +86,9 @@ class Master:
                 return
 
     async def close(self) -> None:
-        """Closes the connection."""
-        await self._connection.disconnect(nowait=True)
+        """Closes the connection, if there is one."""
+        if self._connection is not None:
+            await self._connection.disconnect(nowait=True)
 
 
 def _refusal(name: str, command: str, said: str) -> str:
@@ -88,39 +96,23 @@ def _refusal(name: str, command: str, said: str) -> str:
     return f"the server {name} refused {command}: {said.rstrip('. ')}{grant}"
 
 
-def _name_of(pool: ConnectionPool, connection: Any) -> str:
-    settings = pool.connection_kwargs
-    # Behind Sentinels only the connection knows which server it has found.
-    host, port = (getattr(connection, name, settings.get(name)) for name in ("host", "port"))
-    return str(Address(host, int(port))) if host and port else str(settings.get("path", "in this process"))
-
-
 @contextlib.asynccontextmanager
 async def asked_apart(transport: Transport) -> AsyncIterator[list[Master]]:
-    """Connects to every master that the transport knows of; closes these connections at the end of the block.
+    """Returns every master that the transport knows of; closes the connections to them at the end of the block.
 
     Raises:
-        Unavailable: A master was not reached in time.
+        Unavailable: No server was reached in time.
         RedleaseError: The servers refused this client.
     """
     limit_s = transport.limit_ms / 1000
-    async with contextlib.AsyncExitStack() as stack:
-        masters = []
-        for pool in await _pools_of(transport, limit_s):
-            try:
-                async with asyncio.timeout(limit_s):
-                    connection = await open_connection(pool, 2)
-            except (exceptions.RedisError, OSError) as error:
-                raise Unavailable(f"a master was not reached: {explain(error, pool)}. Try again") from error
-            masters.append(Master(pool, connection, limit_s))
-            stack.push_async_callback(masters[-1].close)
-        yield masters
-
-
-async def _pools_of(transport: Transport, limit_s: float) -> list[ConnectionPool]:
     try:
         async with asyncio.timeout(limit_s):
             await transport.until_ready()
     except TimeoutError:
         raise Unavailable(f"the Redis server could not be reached: {transport.trouble}. Check the URL") from None
-    return transport.master_pools()
+    masters = [Master(pool, limit_s) for pool in transport.master_pools()]
+    try:
+        yield masters
+    finally:
+        for master in masters:
+            await master.close()

@@ -145,6 +145,7 @@ async def test_the_command_knows_its_permit_and_its_status_is_passed_on(url: str
     [
         (("sh", "-c", "kill -9 $$"), 137),
         (("sh", "-c", "kill -15 $$"), 143),
+        (("sh", "-c", "kill -PIPE $$"), 141),
         (("no such command",), Exit.NOT_FOUND),
         (("/etc/passwd",), Exit.NOT_EXECUTABLE),
         (("true",), 0),
