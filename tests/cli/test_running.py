@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 # Each starts the command, its supervisor and what that runs.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-LEASE, GRACE = 2.0, 0.5
-LATE = 3.0  # how much longer a busy machine may take
+LEASE, GRACE = 3.0, 2.0
+LATE = 5.0  # how much longer a busy machine may take
+SHORT = ("--lease", str(LEASE))  # for what is about the end of the lease
 IDLE = "while :; do sleep 0.05; done"
 READY = f"echo ready $$; {IDLE}"
 # Says that it got SIGTERM, and goes on.
@@ -48,7 +49,7 @@ class Running:
 
     def __init__(self, script: str, url: str, prefix: str, *options: str, **how: Any) -> None:
         """Start it."""
-        words = ["run", "r", "--url", url, "--prefix", prefix, "--lease", str(LEASE), "--grace", str(GRACE), *options]
+        words = ["run", "r", "--url", url, "--prefix", prefix, "--lease", "30", "--grace", str(GRACE), *options]
         self.process: subprocess.Popen[str] = subprocess.Popen(
             [*COMMAND, *words, "--", "sh", "-c", script],
             stdout=subprocess.PIPE,
@@ -262,21 +263,21 @@ async def test_kill_9_of_the_whole_group_of_run_ends_the_command(started: Any) -
 
 async def test_a_stopped_run_does_not_hold_up_the_end_of_the_command(started: Any) -> None:
     """SIGSTOP of `redlease run`: the command ends with the lease, or after the grace; once it goes on, it says so."""
-    running = await started(STUBBORN)
+    running = await started(STUBBORN, *SHORT)
     running.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     await eventually(lambda: not is_alive(running.pid), within=LEASE + GRACE + LATE)
     assert time.monotonic() - began > LEASE / 3  # not before the lease could have ended
-    assert await running.line() == "term"
     running.process.send_signal(signal.SIGCONT)
     assert await running.status() == Exit.LOST
+    assert await running.line() == "term"
     assert "is no longer held" in running.errors()
 
 
 async def test_a_dead_server_ends_the_command_when_the_lease_ends(started: Any, own_server: OwnServer) -> None:
     """SIGTERM no earlier than that, for a server may come back; SIGKILL after the grace, and the status tells of it."""
     server = own_server("valkey9")
-    running = await started(STUBBORN, at=server.url)
+    running = await started(STUBBORN, *SHORT, at=server.url)
     server.kill()
     began = time.monotonic()
     assert await running.line() == "term"
@@ -288,7 +289,7 @@ async def test_a_dead_server_ends_the_command_when_the_lease_ends(started: Any, 
 
 async def test_a_permit_that_is_taken_away_ends_the_command(started: Any, url: str, prefix: str) -> None:
     """At once, and not only at the end of the lease."""
-    running = await started(READY, "--lease", "60")
+    running = await started(READY)
     async with Redlease.from_url(url, prefix=prefix) as client:
         await client.lock("r").release_all()
     assert await running.status() == Exit.LOST
@@ -297,7 +298,7 @@ async def test_a_permit_that_is_taken_away_ends_the_command(started: Any, url: s
 
 async def test_a_hold_lasts_longer_than_its_lease(started: Any, url: str, prefix: str) -> None:
     """Renewals reach the supervisor: the command goes on past several leases."""
-    running = await started(f"echo ready $$; sleep {3 * LEASE}; exit 4")
+    running = await started(f"echo ready $$; sleep {2.5 * LEASE}; exit 4", *SHORT)
     assert await running.status() == 4
     assert await is_free(url, prefix)
 
