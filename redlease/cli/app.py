@@ -8,12 +8,12 @@ import typer
 
 from redlease import Redlease, __version__
 
+from .changing import Yes, release_everybody, release_ticket, set_capacity, show_change
 from .connecting import LOCAL, AsJson, Name, Prefix, Url, resource_at, run, tell, told_in_one_line
 from .demo.command import run_demo
 from .doctor.examination import examine
 from .doctor.findings import show_findings
 from .listing import show_list, summaries
-from .plain import plain
 from .running import Job, run_job
 from .snapshot import is_known, show
 
@@ -133,19 +133,25 @@ def watch(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: As
 @app.command()
 def release(
     name: Name,
-    ticket: Annotated[str, typer.Argument(help="Of the holder or waiter to take out.")],
+    ticket: Annotated[str | None, typer.Argument(help="Of the holder or waiter to take out.")] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="Release all holders instead of one ticket.")] = False,
+    queue: Annotated[bool, typer.Option("--queue", help="With --all: empty the queue first.")] = False,
+    yes: Yes = False,
     url: Url = LOCAL,
     prefix: Prefix = "redlease",
+    as_json: AsJson = False,
 ) -> None:
     """Remove a ticket, as holder or from the queue, and notify its process. Exits with 1 if there was none."""
-
-    async def take_out() -> bool:
-        async with resource_at(name, url, prefix) as resource:
-            return await resource.release(ticket)
-
-    released = run(take_out())
+    if (ticket is None) != every or (queue and not every):
+        raise typer.BadParameter("name a ticket, or give --all, with --queue if the waiters are to go too")
+    if ticket is None:
+        count = run(release_everybody(name, url, prefix, queue=queue, yes=yes))
+        show_change(f"{count} released of {name}.", {"resource": name, "released": count}, as_json=as_json)
+        return
+    released = run(release_ticket(name, ticket, url, prefix, yes=yes))
     told = f"{ticket} is taken out of {name}." if released else f"{name} has no holder and no waiter {ticket}."
-    typer.echo(plain(told))
+    show_change(told, {"resource": name, "ticket": ticket, "released": released}, as_json=as_json)
     if not released:
         raise typer.Exit(1)
 
@@ -154,14 +160,13 @@ def release(
 def resize(
     name: Name,
     capacity: Annotated[int, typer.Argument(help="Units that may be held at once.")],
+    *,
+    yes: Yes = False,
     url: Url = LOCAL,
     prefix: Prefix = "redlease",
+    as_json: AsJson = False,
 ) -> None:
     """Set the capacity of a resource, until a process declares a new one."""
-
-    async def set_it() -> None:
-        async with resource_at(name, url, prefix) as resource:
-            await resource.resize(capacity)
-
-    run(set_it())
-    typer.echo(plain(f"The capacity of {name} is {capacity} now."))
+    run(set_capacity(name, capacity, url, prefix, yes=yes))
+    told = f"The capacity of {name} is {capacity} now."
+    show_change(told, {"resource": name, "capacity": capacity}, as_json=as_json)
