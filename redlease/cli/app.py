@@ -32,7 +32,7 @@ def redlease(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Locks and semaphores on Redis: a demo, and commands that inspect and change resources."""
+    """Locks and semaphores on Redis: runs commands under permits, and inspects and changes resources and servers."""
 
 
 TIMELINE = Path("redlease-demo.html")

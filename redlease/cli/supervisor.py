@@ -39,10 +39,16 @@ class Supervisor:
         self._grace_ms = grace_ms
         self._kill_at_ms = math.inf  # set with the SIGTERM that ends the command
         self._pid = 0
+        self._early: list[int] = []  # signals that came before the command was begun, which then is not
         self._unread = b""
 
     def run(self, command: list[str]) -> None:
         """Runs the command to its end, and tells its exit status."""
+        if select.select([self._control], [], [], 0)[0]:
+            self._read()
+        if self._early:
+            self._tell(f"exit {128 + self._early[0]}")
+            return
         if self._now_ms() >= self._deadline_ms:
             return  # stopped since the grant: too late to begin
         with _on_child() as child_ended, _terminal() as terminal:
@@ -108,6 +114,9 @@ class Supervisor:
             self._signal(signal.SIGCONT)  # a stopped process would not get it
 
     def _signal(self, number: int) -> None:
+        if not self._pid:
+            self._early.append(number)
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, number)
 

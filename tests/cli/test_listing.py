@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis.asyncio
 
-from redlease import Redlease
+from redlease import Redlease, Unavailable
 from redlease.cli.listing import LOOKED_AT, Summary, lines_of, matches, summaries
 from redlease.cli.plain import span
 
@@ -117,6 +117,30 @@ async def test_a_long_queue_costs_no_more_than_a_short_one(own_server: OwnServer
         assert calls["cmdstat_evalsha"] < 10  # one is the listing; the others are beats
         assert calls["cmdstat_hget"] < 5 * LOOKED_AT
         await cancel(*waiting)
+
+
+async def test_a_unix_socket_leads_to_its_server(servers: Servers, prefix: str) -> None:
+    """There is no address in such a URL; doctor names the server by the path."""
+    url = servers["valkey9"].unix_url
+    async with Redlease.from_url(url, prefix=prefix) as client:
+        await client.lock("invoice").acquire()
+        assert await names_of(client) == ["invoice"]
+        async with client.tickets.masters() as (master,):
+            assert master.name == url.removeprefix("unix://")
+
+
+async def test_a_server_that_is_gone_is_an_error(own_server: OwnServer, prefix: str) -> None:
+    """The listing ends with one that names the server, rather than with a part of the resources."""
+    server = own_server("valkey9")
+    async with Redlease.from_url(server.url, prefix=prefix, call_timeout=1) as client:
+        await client.lock("invoice").acquire()
+        async with client.tickets.masters() as (master,):
+            await master.ask("PING")
+            server.kill()
+            with pytest.raises(Unavailable, match=f"the server 127.0.0.1:{server.port} did not answer"):
+                await master.ask("PING")
+        with pytest.raises(Unavailable):
+            await summaries(client)
 
 
 @pytest.mark.slow
