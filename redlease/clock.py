@@ -8,7 +8,7 @@ import time
 from time import clock_gettime
 
 # CLOCK_BOOTTIME runs while the machine is suspended, like the server's clock; CLOCK_MONOTONIC stops then.
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 # The server rounds its clock down to whole ms: the start of a lease may be this much earlier than the call.
 SERVER_TICK_MS = 1.0
@@ -19,7 +19,7 @@ def now_ms() -> float:
 
     Only differences are meaningful. It is never compared with the server's clock.
     """
-    return clock_gettime(_CLOCK) * 1000
+    return clock_gettime(CLOCK) * 1000
 
 
 async def pause(event: asyncio.Event, seconds: float | None) -> None:

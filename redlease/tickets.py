@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, NamedTuple
 
 from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
@@ -23,13 +24,14 @@ from .hold import lease_lost, lease_of
 from .models import Position, Snapshot
 from .protocol import scripts
 from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
-from .protocol.encoding import Resource, pack
+from .protocol.encoding import Resource, keys_pattern, pack
 from .protocol.replies import Granted, Message, Queued, Status
 from .protocol.scripts import Script, read_lua
-from .protocol.snapshots import LOSSES_MOST, Reading
+from .protocol.snapshots import CHECKED_MOST, LOSSES_MOST, Reading
 from .session.leases import PendingRelease, Released
 from .session.queueing import Session
 from .transport.base import USUAL
+from .transport.masters import Master, asked_apart
 from .transport.replication import Demand, Replication
 
 __all__ = [
@@ -292,12 +294,31 @@ class Tickets:
 
     # The resource as a whole
 
-    async def inspect(self, resource: Resource, *, declared: int, limit: int) -> Snapshot:
+    async def names(self) -> AsyncGenerator[str, None]:
+        """Yields the names of all resources that the masters know under the prefix, each once, in no order.
+
+        Found by SCAN, so that no command keeps a server busy; what comes or goes meanwhile may be missing.
+        """
+        seen: set[str] = set()  # SCAN may return a key twice, and so may two masters while a slot moves
+        async with self.masters() as masters:
+            for master in masters:
+                async for keys in master.scan(keys_pattern(self._prefix, "{*}:state")):
+                    found = {name for key in keys if (name := Resource.named_by(self._prefix, key))} - seen
+                    seen |= found
+                    for name in found:
+                        yield name
+
+    def masters(self) -> AbstractAsyncContextManager[list[Master]]:
+        """Returns every master, for plain commands on connections of their own, which the end of the block closes."""
+        return asked_apart(self._connection)
+
+    async def inspect(self, resource: Resource, *, declared: int, limit: int, counted: int = CHECKED_MOST) -> Snapshot:
         """The resource with at most `limit` holders and as many waiters, read in pages where one would be too large.
 
-        `declared`: the capacity to show of a resource that nobody has used yet.
+        `declared`: the capacity to show of a resource that nobody has used yet; `counted`: how many waiters are checked
+        to leave the dead ones out of the total, which decides what a long queue costs.
         """
-        reading = Reading(resource.name, declared, limit)
+        reading = Reading(resource.name, declared, limit, counted)
         while (args := reading.args) is not None:
             reading.add(await self._page(resource, args))
         return reading.snapshot()

@@ -1,33 +1,23 @@
 """The commands."""
 
 # The annotations of commands are read at run time, so none of them is postponed.
-import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
-from redlease import Redlease, RedleaseError, Semaphore, __version__
+from redlease import Redlease, __version__
 
+from .changing import Yes, release_everybody, release_ticket, set_capacity, show_change
+from .connecting import LOCAL, AsJson, Name, Prefix, Url, resource_at, run, tell, told_in_one_line
 from .demo.command import run_demo
-from .plain import plain
-from .snapshot import UNDECLARED, is_known, show
-
-T = TypeVar("T")
+from .doctor.examination import examine
+from .doctor.findings import show_findings
+from .listing import show_list, summaries
+from .running import Job, run_job
+from .snapshot import is_known, show
 
 app = typer.Typer(no_args_is_help=True)
-
-Name = Annotated[str, typer.Argument(help="The name of the resource.")]
-Url = Annotated[
-    str,
-    typer.Option(
-        help="The server, cluster or Sentinels.", envvar="REDLEASE_URL", show_default="redis://localhost:6379/0"
-    ),
-]
-Prefix = Annotated[str, typer.Option(help="What the keys begin with.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _show_version(asked: bool) -> None:
@@ -42,36 +32,10 @@ def redlease(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Locks and semaphores on Redis: a demo, and commands that inspect and change resources."""
+    """Locks and semaphores on Redis: runs commands under permits, and inspects and changes resources and servers."""
 
 
 TIMELINE = Path("redlease-demo.html")
-LOCAL = "redis://localhost:6379/0"
-
-
-@contextmanager
-def _told_in_one_line() -> Iterator[None]:
-    """Prints the errors of a command without a traceback."""
-    try:
-        yield
-    except (RedleaseError, ValueError, OSError) as error:
-        lines = f"redlease: {error}".splitlines()  # several if it quotes the log of a server
-        typer.echo("\n".join(map(plain, lines)), err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-
-
-def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    with _told_in_one_line():
-        return asyncio.run(coroutine)
-
-
-@asynccontextmanager
-async def _resource(name: str, url: str, prefix: str) -> AsyncIterator[Semaphore]:
-    # Only an acquire declares the capacity, and these commands do not acquire.
-    async with Redlease.from_url(url, prefix=prefix) as client:
-        yield client.semaphore(name, capacity=UNDECLARED)
 
 
 @app.command()
@@ -83,10 +47,53 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Eight processes share three permits, and two of them are killed. Exits with 1 if any promise was broken."""
-    with _told_in_one_line():
+    with told_in_one_line():
         kept = run_demo(url, rounds=rounds, prefix=prefix, timeline=timeline, as_json=as_json)
     if not kept:
         raise typer.Exit(1)
+
+
+@app.command("ls")
+def list_resources(
+    pattern: Annotated[str, typer.Argument(help="A glob that names match, in quotes: 'gpu-*'.")] = "*",
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+    as_json: AsJson = False,
+) -> None:
+    """List the resources: what is held, who waits. Those come first whose waiters have waited longest."""
+
+    async def look() -> None:
+        async with Redlease.from_url(url, prefix=prefix) as client:
+            listed = await summaries(client, pattern)
+        show_list(listed, as_json=as_json)
+        if not listed:
+            tell(f"no resource under the prefix {prefix!r} matches {pattern!r}")
+
+    run(look())
+
+
+@app.command("run")
+def run_command(
+    name: Name,
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments, after `--`.", metavar="-- CMD")],
+    *,
+    capacity: Annotated[int, typer.Option(min=1, help="Units that may be held at once.")] = 1,
+    weight: Annotated[int, typer.Option(min=1, help="Units that the command needs.")] = 1,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Seconds to wait for the permit.", show_default="for ever")
+    ] = None,
+    priority: Annotated[int, typer.Option(help="From -100 to 100: may pass earlier requests with less.")] = 0,
+    lease: Annotated[float, typer.Option(min=1, help="Seconds that the permit stays valid without renewal.")] = 30,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds from SIGTERM to SIGKILL if the lease is lost.")] = 5,
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+) -> None:
+    """Run a command under a permit, and end it if the lease is lost.
+
+    Exits with the command's status; 75: not granted in time, 69: no server, 74: the lease was lost.
+    """
+    job = Job(command, name, capacity, weight, timeout, priority, lease, grace)
+    raise typer.Exit(run(run_job(job, url, prefix), status=2))
 
 
 @app.command()
@@ -94,13 +101,21 @@ def inspect(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: 
     """Show who holds a resource and who waits for it. Exits with 1 if the server knows nothing of that name."""
 
     async def look() -> bool:
-        async with _resource(name, url, prefix) as resource:
+        async with resource_at(name, url, prefix) as resource:
             snapshot = await resource.inspect()
             show(snapshot, as_json=as_json)
             return is_known(snapshot)
 
-    if not _run(look()):
+    if not run(look()):
         raise typer.Exit(1)
+
+
+@app.command()
+def doctor(url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
+    """Examine the server and what is kept there. Exits with 0 if all is well, 1 for warnings, 2 for errors."""
+    findings = run(examine(url, prefix), status=2)
+    show_findings(findings, as_json=as_json)
+    raise typer.Exit(max(each.level for each in findings))
 
 
 @app.command()
@@ -108,29 +123,35 @@ def watch(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: As
     """Show a resource again each time it changes, until Ctrl-C."""
 
     async def look() -> None:
-        async with _resource(name, url, prefix) as resource:
+        async with resource_at(name, url, prefix) as resource:
             async for snapshot in resource.watch():
                 show(snapshot, as_json=as_json)
 
-    _run(look())
+    run(look())
 
 
 @app.command()
 def release(
     name: Name,
-    ticket: Annotated[str, typer.Argument(help="Of the holder or waiter to take out.")],
+    ticket: Annotated[str | None, typer.Argument(help="Of the holder or waiter to take out.")] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="Release all holders instead of one ticket.")] = False,
+    queue: Annotated[bool, typer.Option("--queue", help="With --all: empty the queue first.")] = False,
+    yes: Yes = False,
     url: Url = LOCAL,
     prefix: Prefix = "redlease",
+    as_json: AsJson = False,
 ) -> None:
     """Remove a ticket, as holder or from the queue, and notify its process. Exits with 1 if there was none."""
-
-    async def take_out() -> bool:
-        async with _resource(name, url, prefix) as resource:
-            return await resource.release(ticket)
-
-    released = _run(take_out())
+    if (ticket is None) != every or (queue and not every):
+        raise typer.BadParameter("name a ticket, or give --all, with --queue if the waiters are to go too")
+    if ticket is None:
+        count = run(release_everybody(name, url, prefix, queue=queue, yes=yes))
+        show_change(f"{count} released of {name}.", {"resource": name, "released": count}, as_json=as_json)
+        return
+    released = run(release_ticket(name, ticket, url, prefix, yes=yes))
     told = f"{ticket} is taken out of {name}." if released else f"{name} has no holder and no waiter {ticket}."
-    typer.echo(plain(told))
+    show_change(told, {"resource": name, "ticket": ticket, "released": released}, as_json=as_json)
     if not released:
         raise typer.Exit(1)
 
@@ -139,14 +160,13 @@ def release(
 def resize(
     name: Name,
     capacity: Annotated[int, typer.Argument(help="Units that may be held at once.")],
+    *,
+    yes: Yes = False,
     url: Url = LOCAL,
     prefix: Prefix = "redlease",
+    as_json: AsJson = False,
 ) -> None:
     """Set the capacity of a resource, until a process declares a new one."""
-
-    async def set_it() -> None:
-        async with _resource(name, url, prefix) as resource:
-            await resource.resize(capacity)
-
-    _run(set_it())
-    typer.echo(plain(f"The capacity of {name} is {capacity} now."))
+    run(set_capacity(name, capacity, url, prefix, yes=yes))
+    told = f"The capacity of {name} is {capacity} now."
+    show_change(told, {"resource": name, "capacity": capacity}, as_json=as_json)

@@ -82,12 +82,13 @@ def _head(snapshot: Snapshot) -> str:
     if not is_known(snapshot):
         return f"{name}: nothing is known of it; it was not used under this prefix, or not for as long as its idle_ttl"
     of_all = "" if snapshot.capacity == CAPACITY_MAX else f" of {snapshot.capacity}"
-    held, waiting = f"{_units(snapshot.in_use)}{of_all} held", f"{snapshot.waiting} waiting"
+    held, waiting = f"{units(snapshot.in_use)}{of_all} held", f"{snapshot.waiting} waiting"
     unlisted = f"; the first {SNAPSHOT_LIMIT} of each are listed" if _is_cut(snapshot) else ""
     return f"{name}: {held}, {waiting}, last fence {snapshot.fence or 'unknown'}{unlisted}"
 
 
-def _units(weight: int) -> str:
+def units(weight: int) -> str:
+    """Returns a number of units as text."""
     return "all" if weight == CAPACITY_MAX else str(weight)  # a writer of a read-write lock holds all
 
 
@@ -99,11 +100,11 @@ def _is_cut(snapshot: Snapshot) -> bool:
 def _rows(snapshot: Snapshot) -> Iterator[Row]:
     now_ms = snapshot.server_time_ms
     for permit in snapshot.holders:
-        what = (plain(permit.ticket), plain(permit.owner), _units(permit.weight), str(permit.fence))
+        what = (plain(permit.ticket), plain(permit.owner), units(permit.weight), str(permit.fence))
         spans = (_seconds(now_ms - permit.granted_at_ms), _seconds(permit.expires_at_ms - now_ms))
         yield Row("green", ("holds", *what, *spans), _pairs(permit.metadata))
     for place, waiter in enumerate(snapshot.waiters, 1):
-        what = (plain(waiter.ticket), plain(waiter.owner), _units(waiter.weight), "-")
+        what = (plain(waiter.ticket), plain(waiter.owner), units(waiter.weight), "-")
         spans = (_seconds(now_ms - waiter.queued_at_ms), "-")
         yield Row("yellow", (f"waits {place}", *what, *spans), _pairs(waiter.metadata))
 

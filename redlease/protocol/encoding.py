@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from redlease.limits import NAME_BYTES_MAX, checked_text
@@ -27,6 +28,16 @@ def escape(name: str) -> str:
     if "%" in name or "{" in name or "}" in name:
         return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
     return name
+
+
+def unescape(text: str) -> str:
+    """Returns the name that `escape` escaped."""
+    return text.replace("%7D", "}").replace("%7B", "{").replace("%25", "%")
+
+
+def keys_pattern(prefix: str, rest: str = "*") -> str:
+    """Returns the glob that matches the keys under a prefix, taken letter for letter, with that `rest`."""
+    return re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + f":{rest}"
 
 
 class Resource:
@@ -55,6 +66,18 @@ class Resource:
         """The keys, in the order in which every call declares them."""
         base = self.state_key.removesuffix(self.PARTS[0])
         return [(base + part).decode() for part in self.PARTS]
+
+    @classmethod
+    def named_by(cls, prefix: str, state_key: bytes) -> str | None:
+        """Returns the name of the resource with that state key; None if no resource has such a key."""
+        begin, end = f"{prefix}:{{".encode(), b"}:" + cls.PARTS[0]
+        if not (state_key.startswith(begin) and state_key.endswith(end)):
+            return None
+        try:
+            name = unescape(state_key[len(begin) : -len(end)].decode())
+            return name if cls(prefix, name).state_key == state_key else None
+        except ValueError:  # another program's key: empty, too long, or no UTF-8
+            return None
 
     @property
     def watch_channel(self) -> str:

@@ -21,10 +21,11 @@ LOSSES_MOST = 2  # lost connections after which a page is not requested again: i
 class Reading:
     """A snapshot being read: the contents of the pages so far, and the arguments of the next call."""
 
-    def __init__(self, resource: str, declared: int, limit: int) -> None:
+    def __init__(self, resource: str, declared: int, limit: int, counted: int = CHECKED_MOST) -> None:
         self._resource = resource
         self._declared = declared
         self._limit = limit
+        self._counted = counted
         self._after: list[bytes] | None = [b"", b"", b""]
         self._head: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
         self._holders: dict[str, Permit] = {}
@@ -36,7 +37,7 @@ class Reading:
         if self._after is None:
             return None
         most_holders, most_waiters = self._limit - len(self._holders), self._limit - len(self._waiters)
-        return most_holders, most_waiters, PAGE_BYTES, *self._after, CHECKED_MOST
+        return most_holders, most_waiters, PAGE_BYTES, *self._after, self._counted
 
     def add(self, reply: list[Any]) -> None:
         """Adds a reply of inspect, without its tag. A later page replaces what an earlier one said of a ticket."""

@@ -114,6 +114,10 @@ class Transport(ABC):
     async def until_ready(self, resource: Resource | None = None) -> None:
         """Waits until the resource's server can be called; raises if the server refuses (a wrong password, ...)."""
 
+    @abstractmethod
+    def master_pools(self) -> list[ConnectionPool]:
+        """Returns a pool for each known master, with which a caller may open connections of its own."""
+
     async def call(
         self,
         *command: Any,

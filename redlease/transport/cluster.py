@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterable
 
 from redis import exceptions
+from redis.asyncio import ConnectionPool
 
 from redlease.errors import RedleaseError
 from redlease.mistakes import report
@@ -146,6 +147,9 @@ class Cluster(Transport):
             if refusal is not None:
                 raise refusal
             await self._changed.wait()
+
+    def master_pools(self) -> list[ConnectionPool]:
+        return [self._servers.pool(address) for address in sorted({each for each in self._topology.owners if each})]
 
     def load_too(self, more: Iterable[Script]) -> None:
         super().load_too(more := tuple(more))

@@ -101,6 +101,9 @@ class Connection(Transport):
     def endpoint_for(self, resource: Resource) -> Connection:  # noqa: ARG002  it serves every resource
         return self
 
+    def master_pools(self) -> list[ConnectionPool]:
+        return [self.pool]
+
     def send(self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply) -> None:
         """Sends a script call with the current batch; `tail`: its arguments after the tag. Only while `ready`."""
         self._tag = number = (self._tag + 1) % scripts.TAGS
@@ -433,8 +436,7 @@ class Connection(Transport):
     def _exchange(self, command: bytes) -> asyncio.Future[Any]:
         """Sends a command that is not a script call, before the connection is ready.
 
-        Its future raises ConnectionError if the connection is lost meanwhile, or if the server is loading or busy: the
-        next attempt to connect may succeed.
+        Its future raises ConnectionError if the connection is lost meanwhile or the server is loading or busy.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._enqueue(command, None, lambda reply: settle_exchange(future, reply, self.trouble))

@@ -27,6 +27,8 @@ from helpers import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from redis.asyncio import ConnectionPool
+
 
 TERMS = Terms("o", lease_ms=30_000)
 GRANTED = [b"tag", Status.GRANTED, 7, 0, 30_000, 1]
@@ -60,6 +62,10 @@ class Wire(Transport):
         """Keep the call."""
         del resource, tail
         self.calls.append((script.name, on_reply))
+
+    def master_pools(self) -> list[ConnectionPool]:
+        """There is no server."""
+        return []
 
     async def next(self, name: str) -> OnReply:
         """Return the reply that the next call is waiting for, which must be of that name."""

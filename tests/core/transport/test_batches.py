@@ -23,8 +23,8 @@ async def test_more_lapsed_holders_than_a_call_reaps(client: Redlease) -> None:
     pool = client.semaphore("r", 300, lease=60)
     permits = await asyncio.gather(*(pool.acquire() for _ in range(250)))
     # One after the other: so short a lease would end before a slow engine has granted or renewed all of them.
-    for permit in permits:
-        await pool.renew(permit, lease=0.3)
+    for each in permits:
+        await pool.renew(each, lease=0.3)
     await asyncio.sleep(0.4)
     permit = await pool.try_acquire(weight=300)
     assert permit is not None

@@ -1,0 +1,1 @@
+"""`redlease doctor`: examines a server and what redlease keeps there."""

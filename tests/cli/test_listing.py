@@ -1,0 +1,204 @@
+"""`redlease ls`: what it finds, what it says of it, and what that costs the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import redis.asyncio
+
+from redlease import Redlease, Unavailable
+from redlease.cli.listing import LOOKED_AT, Summary, lines_of, matches, summaries
+from redlease.cli.plain import span
+
+from clusters import Watched
+from command_line import HARMLESS, HOSTILE, run_async
+from helpers import cancel, eventually, queue_up
+
+if TYPE_CHECKING:
+    from conftest import MakeClient, OwnServer, Servers
+
+NAMES = ("plain", "with{braces}", "50%7Boff", "a:b c", "ünï", HOSTILE)
+
+
+@pytest.fixture
+def url(servers: Servers) -> str:
+    """A server for commands that are given one."""
+    return servers["valkey9"].url
+
+
+async def names_of(client: Redlease, pattern: str = "*") -> list[str]:
+    """Return the names that are listed, in order."""
+    return [each.resource for each in await summaries(client, pattern)]
+
+
+async def test_every_resource_is_listed_under_the_name_that_it_was_given(client: Redlease) -> None:
+    """Braces, percent signs, spaces and control characters come back as they were, on every master of a cluster too."""
+    for name in NAMES:
+        await client.lock(name).acquire()
+    assert await names_of(client) == sorted(NAMES)
+
+
+async def test_only_the_prefix_is_listed(client: Redlease, make_client: MakeClient, prefix: str) -> None:
+    """Neither a longer prefix nor what a glob would make of one is listed, nor guards and other keys."""
+    for other in (f"{prefix}x", f"{prefix}:sub", f"{prefix}?"):
+        await (await make_client(prefix=other)).lock("other").acquire()
+    await client.lock("own").acquire()
+    await client.guard("guarded").check(1)
+    assert await names_of(client) == ["own"]
+    assert await names_of(await make_client(prefix=f"{prefix}?")) == ["other"]
+
+
+async def test_a_line_tells_what_is_held_and_who_waits(client: Redlease) -> None:
+    """Units held and capacity, waiters, the longest hold and wait, and the last fence."""
+    pool = client.semaphore("gpu", capacity=3)
+    first, second = await pool.acquire(weight=2), await pool.acquire()
+    waiting = await queue_up(pool, 2)
+    (line,) = await summaries(client)
+    snapshot = await pool.inspect()
+    assert (line.resource, line.capacity, line.in_use, line.waiting, line.fence) == ("gpu", 3, 3, 2, second.fence)
+    held_ms, waited_ms = (
+        snapshot.server_time_ms - since for since in (first.granted_at_ms, snapshot.waiters[0].queued_at_ms)
+    )
+    assert line.longest_hold_ms is not None
+    assert line.longest_wait_ms is not None
+    assert held_ms - 1000 < line.longest_hold_ms <= held_ms
+    assert waited_ms - 1000 < line.longest_wait_ms <= waited_ms
+    await cancel(*waiting)
+
+
+async def test_the_longest_wait_comes_first(client: Redlease) -> None:
+    """Then those without waiters, by name."""
+    for name in ("d", "c", "b", "a"):
+        await client.lock(name).acquire()
+    waiting = await queue_up(client.lock("c"), 1)
+    await asyncio.sleep(0.01)  # by the server's clock, which has whole milliseconds
+    waiting += await queue_up(client.lock("b"), 1)
+    assert await names_of(client) == ["c", "b", "a", "d"]
+    await cancel(*waiting)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting"),
+    [
+        ("gpu-*", ["gpu-1", "gpu-2"]),
+        ("gpu-[^1]", ["gpu-2"]),
+        ("GPU*", []),
+        (r"\*", ["*"]),
+        ("?", ["*"]),
+        ("*", ["*", "gpu-1", "gpu-2"]),
+    ],
+)
+def test_a_pattern_is_a_glob_as_redis_has_them(pattern: str, fitting: list[str]) -> None:
+    """It fits the whole name, and minds upper and lower case."""
+    assert [name for name in ("*", "gpu-1", "gpu-2") if matches(name, pattern)] == fitting
+
+
+async def test_a_long_queue_costs_no_more_than_a_short_one(own_server: OwnServer, prefix: str) -> None:
+    """Only the first waiters of a queue are looked at, all are counted, and no command takes the keys as a whole."""
+    server = own_server("valkey9")
+    async with Redlease.from_url(server.url, prefix=prefix) as client:
+        pool = client.lock("busy")
+        await pool.acquire()
+        waiting = [asyncio.create_task(pool.acquire()) for _ in range(10 * LOOKED_AT)]
+
+        async def all_wait() -> bool:
+            return (await pool.inspect(limit=1)).waiting == len(waiting)
+
+        await eventually(all_wait)
+        server.cli("CONFIG", "RESETSTAT")
+        (line,) = await summaries(client)
+        assert line.waiting == len(waiting)
+        async with redis.asyncio.Redis.from_url(server.url) as raw:
+            calls = {name: stats["calls"] for name, stats in (await raw.info("commandstats")).items()}
+        assert "cmdstat_keys" not in calls
+        assert calls["cmdstat_evalsha"] < 10  # one is the listing; the others are beats
+        assert calls["cmdstat_hget"] < 5 * LOOKED_AT
+        await cancel(*waiting)
+
+
+async def test_a_unix_socket_leads_to_its_server(servers: Servers, prefix: str) -> None:
+    """There is no address in such a URL; doctor names the server by the path."""
+    url = servers["valkey9"].unix_url
+    async with Redlease.from_url(url, prefix=prefix) as client:
+        await client.lock("invoice").acquire()
+        assert await names_of(client) == ["invoice"]
+        async with client.tickets.masters() as (master,):
+            assert master.name == url.removeprefix("unix://")
+
+
+async def test_a_server_that_is_gone_is_an_error(own_server: OwnServer, prefix: str) -> None:
+    """The listing ends with one that names the server, rather than with a part of the resources."""
+    server = own_server("valkey9")
+    async with Redlease.from_url(server.url, prefix=prefix, call_timeout=1) as client:
+        await client.lock("invoice").acquire()
+        async with client.tickets.masters() as (master,):
+            await master.ask("PING")
+            server.kill()
+            with pytest.raises(Unavailable, match=f"the server 127.0.0.1:{server.port} did not answer"):
+                await master.ask("PING")
+        with pytest.raises(Unavailable):
+            await summaries(client)
+
+
+@pytest.mark.slow
+async def test_sentinels_lead_to_the_primary(prefix: str) -> None:
+    """Behind Sentinels the primary is asked."""
+    with Watched("valkey9") as watched:
+        async with Redlease.from_url(watched.url, prefix=prefix) as client:
+            await client.lock("invoice").acquire()
+            assert await names_of(client) == ["invoice"]
+
+
+async def test_a_user_without_the_right_to_scan_is_told_which_right(own_server: OwnServer, prefix: str) -> None:
+    """The error names the server, the command, and how to grant it."""
+    server = own_server("valkey9")
+    server.cli("ACL", "SETUSER", "lists", "on", ">secret", "~*", "&*", "+@all", "-scan")
+    url = server.url.replace("redis://", "redis://lists:secret@")
+    done = await run_async("ls", "--url", url, "--prefix", prefix)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"127.0.0.1:{server.port} refused SCAN" in done.stderr
+    assert "ACL SETUSER <user> +scan" in done.stderr
+    assert "secret" not in done.stderr
+
+
+@pytest.mark.slow
+async def test_ls_prints_a_table_and_json(url: str, prefix: str) -> None:
+    """What a name contains is shown letter for letter and in one line; JSON has a line for each resource."""
+    place = ("--url", url, "--prefix", prefix)
+    async with Redlease.from_url(url, prefix=prefix) as client:
+        await client.semaphore(HOSTILE, capacity=2).acquire()
+        table, lines, none = await asyncio.gather(
+            run_async("ls", *place), run_async("ls", "--json", *place), run_async("ls", "nothing*", *place)
+        )
+        head, row = table.stdout.splitlines()
+        assert head.split("  ")[-1] == "resource"
+        assert row.startswith("1 of 2        0             -")
+        assert row.endswith(f"  {HARMLESS}")
+        (line,) = lines.stdout.splitlines()
+        told = json.loads(line)
+        assert (told["resource"], told["capacity"], told["in_use"], told["longest_wait_ms"]) == (HOSTILE, 2, 1, None)
+        assert (none.returncode, none.stderr.count("no resource under the prefix")) == (0, 1)
+
+
+def test_a_long_name_moves_no_column() -> None:
+    """Names come last, so that the numbers stand below each other however long a name is."""
+    wide = Summary("n" * 300, 2**31 - 1, 2**31 - 1, 5000, 90_000, 4_000_000, 1)
+    idle = Summary("idle", None, 0, 0, None, None, 0)
+    assert [line.plain for line in lines_of([wide, idle])] == [
+        "held  waiting  longest wait  longest hold  resource",
+        " all     5000     1 h 6 min    1 min 30 s  " + "n" * 300,
+        "   0        0             -             -  idle",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("span_ms", "shown"),
+    [(0, "0.0 s"), (59_999, "59.9 s"), (60_000, "1 min 0 s"), (3_600_000, "1 h 0 min"), (183_600_000, "2 d 3 h")],
+)
+def test_times_have_two_units(span_ms: int, shown: str) -> None:
+    """Seconds have tenths up to a minute; all is rounded down."""
+    assert span(span_ms) == shown
