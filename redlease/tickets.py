@@ -57,6 +57,7 @@ __all__ = [
     "read_lua",
 ]
 
+ANSWER_S = 0.1  # how much later than the time for replicas the server may say how many there are
 GONE = "it lapsed, was released, or somebody else adopted it"
 
 
@@ -167,7 +168,7 @@ class Tickets:
     # Permits
 
     async def replicate(self, ask: AcquireRequest, fence: int) -> int:
-        """Waits until replicas have the permit, as its terms ask for; returns how many have it in time.
+        """Waits until replicas have the permit, as its terms ask for; returns how many are known to have it in time.
 
         Raises:
             LeaseLost: The permit is no longer held.
@@ -181,7 +182,10 @@ class Tickets:
         command = scripts.RENEW.head + resource.packed_keys + tail
         demand = Demand(terms.replicas, terms.replicas_ms)
         try:
-            written = await self._replication.to(pool).write(command, demand)
+            async with asyncio.timeout(terms.replicas_ms / 1000 + ANSWER_S):  # the wait before this one included
+                written = await self._replication.to(pool, demand).write(command)
+        except TimeoutError:
+            return 0
         except ResponseError as error:
             raise RedleaseError(
                 f"resource {resource.name!r}: the server does not wait for replicas, so the grant of {ask.ticket!r} is "

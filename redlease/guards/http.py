@@ -39,7 +39,7 @@ class FencingMiddleware:
         required: Whether a request without the header is refused.
 
     Raises:
-        ValueError: The header's name is not valid.
+        ValueError: The header's name is not valid, or that is no guard of the asyncio face.
 
     Example:
         >>> app.add_middleware(FencingMiddleware, guard=client.guard("ledger"))  # doctest: +SKIP
@@ -53,6 +53,10 @@ class FencingMiddleware:
         header: str = HEADER,
         required: bool = False,
     ) -> None:
+        if not isinstance(guard, Guard) and not callable(guard):
+            raise ValueError(
+                f"guard must be one of `redlease.Redlease.guard`, or a function that returns one: {guard!r:.80}"
+            )
         self._app = app
         self._guard = guard
         self._header = _checked_header(header)

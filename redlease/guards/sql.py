@@ -203,5 +203,5 @@ def _commits_alone(connection: Any) -> bool:
         by_itself = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
         return by_itself and not connection.in_transaction
     if getattr(connection, "autocommit", None) is True:  # psycopg
-        return bool(connection.info.transaction_status == 0)
+        return getattr(getattr(connection, "info", None), "transaction_status", 0) == 0
     return False

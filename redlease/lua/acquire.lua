@@ -177,6 +177,7 @@ if queued_since then
     return held(its_fence, since, tonumber(call('ZSCORE', holders, ticket)))
   end
 elseif before == 0 and used + weight <= capacity then
+  if ahead > 0 then set('s', format('%d', sequence + 1)) end -- it passes those who wait, and counts as an arrival
   return grant()
 elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
   -- Only live waiters count. The queue may contain dead ones behind its head if a place has lapsed since the last full

@@ -44,6 +44,7 @@ class AllRequest:
     the others.
     """
 
+    _is_entered = False
     _stack: AsyncExitStack | None = None
 
     def __init__(self, parts: Sequence[Semaphore | Units], timeout: Duration | None, options: dict[str, Any]) -> None:
@@ -51,18 +52,26 @@ class AllRequest:
         checked_hold_options(options["on_lost"], options["max_hold"])
         self._options = options
         units = [part if isinstance(part, Units) else Units(part, 1) for part in parts]
-        self._names = [part.pool.name for part in units]
         self._parts = _merged(units)
+        self._names = [part.pool.name for part in units]
         for part in self._parts.values():
             part.check(options["owner"], options["ticket"], options["metadata"], options["priority"])
 
     def __repr__(self) -> str:
-        state = "not entered" if self._stack is None else "entered"
+        state = "entered" if self._is_entered else "not entered"
         return f"<all of {', '.join(map(repr, self._parts))}, {state}>"
 
     async def __aenter__(self) -> Holds:
-        if self._stack is not None:
+        if self._is_entered:
             raise RuntimeError("this all() is entered already: call all() again")
+        self._is_entered = True
+        try:
+            return await self._acquire()
+        except BaseException:
+            self._is_entered = False
+            raise
+
+    async def _acquire(self) -> Holds:
         until_ms = None if self._timeout_ms is None else clock.now_ms() + self._timeout_ms
         held: dict[str, Hold] = {}
         async with AsyncExitStack() as stack:
@@ -79,6 +88,7 @@ class AllRequest:
         stack, self._stack = self._stack, None
         if stack is None:
             raise RuntimeError("this all() is not entered")
+        self._is_entered = False
         await stack.__aexit__(kind, error, traceback)
 
 
@@ -88,6 +98,10 @@ def _merged(units: list[Units]) -> dict[str, Units]:
         raise ValueError("all() needs at least one lock or semaphore")
     merged: dict[str, Units] = {}
     for each in units:
+        if not isinstance(each.pool, Semaphore):
+            raise ValueError(f"all() takes locks, semaphores and `pool.weighted(n)`, not {each.pool!r:.80}")
+        if each.pool._session is not units[0].pool._session:
+            raise ValueError(f"all() got {each.pool!r} of another client: make all of them by the same client")
         name = each.pool.name
         other = merged.setdefault(name, each)
         if other.pool._terms.capacity != each.pool._terms.capacity:

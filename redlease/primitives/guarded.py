@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, get_args
 
@@ -69,5 +70,5 @@ def parameter_for_hold(function: Callable[..., Any], kind: type) -> str | None:
 def _is_hold(annotation: object, kind: type) -> bool:
     # A string where annotations are not evaluated: names that are imported for type checkers only have no value.
     if isinstance(annotation, str):
-        return any(part.strip(" \"'").rpartition(".")[2] == "Hold" for part in annotation.split("|"))
+        return re.search(r"\bHold\b", annotation) is not None
     return annotation is kind or kind in get_args(annotation)

@@ -42,6 +42,7 @@ class AllRequest(Bound[redlease.AllRequest]):
     It acquires and releases them as `redlease.AllRequest` does, in one call of the background thread.
     """
 
+    _is_entered = False
     _holds: Holds | None = None
 
     def __init__(
@@ -56,7 +57,7 @@ class AllRequest(Bound[redlease.AllRequest]):
         units = [part if isinstance(part, Units) else Units(part, 1) for part in parts]
 
         def make(client: redlease.Redlease) -> redlease.AllRequest:
-            twins = [part.pool._twin.weighted(part.weight) for part in units]
+            twins = [_twin_of(part) for part in units]
             how: redlease.OnLost = "signal" if on_lost == "signal" else "cancel"
             return client.all(*twins, timeout=timeout, on_lost=how, **options)
 
@@ -75,7 +76,14 @@ class AllRequest(Bound[redlease.AllRequest]):
         async def leave(_: Holds) -> None:
             await twin.__aexit__(None, None, None)
 
-        holds = self._holds = self._client.call(enter, undo=leave)
+        if self._is_entered:
+            raise RuntimeError("this all() is entered already: call all() again")
+        self._is_entered = True
+        try:
+            holds = self._holds = self._client.call(enter, undo=leave)
+        except BaseException:
+            self._is_entered = False
+            raise
         try:
             for hold in self._each(holds):
                 hold.__enter__()
@@ -97,7 +105,7 @@ class AllRequest(Bound[redlease.AllRequest]):
         except RedleaseError:
             if not background.ended:
                 raise
-        self._holds = None
+        self._holds, self._is_entered = None, False
         losses = [loss for hold in reversed(self._each(holds)) if (loss := _left(hold, error)) is not None]
         if losses:
             raise losses[0]
@@ -106,6 +114,12 @@ class AllRequest(Bound[redlease.AllRequest]):
     def _each(holds: Holds) -> list[Hold]:
         """Returns each hold once, also if its resource was named twice."""
         return list(dict.fromkeys(holds))
+
+
+def _twin_of(part: Units) -> redlease.primitives.semaphore.Units:
+    if not isinstance(part.pool, Semaphore):
+        raise ValueError(f"all() takes locks, semaphores and `pool.weighted(n)`, not {part.pool!r:.80}")
+    return part.pool._twin.weighted(part.weight)
 
 
 def _left(hold: Hold, error: BaseException | None) -> LeaseLost | None:

@@ -197,9 +197,14 @@ class Background:
         finally:
             del error, call  # the error's traceback refers to this frame
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the current thread is the loop's."""
+        return get_ident() == self._thread.ident
+
     def refuse_own_thread(self) -> None:
         """Raises RedleaseError in the loop's own thread: it cannot wait for itself."""
-        if get_ident() == self._thread.ident:
+        if self.is_own_thread:
             raise RedleaseError(
                 "this is redlease's own thread, which runs a handler of logging or a finalizer, and cannot wait for "
                 "itself: call it in another thread"

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 import redlease
 from redlease.errors import LeaseLost, RedleaseError
@@ -28,11 +29,12 @@ class EnteredHere(threading.local):
     """What the current thread has entered with `on_lost="raise"`."""
 
     def __init__(self) -> None:
-        self.blocks: list[Losable] = []
+        # Weak: what an interruption has left in it must be collected, and released then.
+        self.blocks: WeakSet[Losable] = WeakSet()
 
     def raise_loss(self) -> None:
         """Raises `LeaseLost`, once for each block of this thread whose permit is lost."""
-        for block in self.blocks:
+        for block in tuple(self.blocks):
             if (loss := block._take_loss()) is not None:
                 raise loss
 
@@ -143,8 +145,8 @@ class ProcessClient:
 
         try:
             background.run(self, close_and_end_calls, must_finish=True)
-        except RedleaseError:
-            if not background.ended:  # another thread has closed it too
+        except RedleaseError as error:
+            if not background.ended and str(error) != CLOSED:  # another thread has closed it too
                 raise
         finally:
             self._leave()

@@ -45,6 +45,12 @@ class Decorator:
             with self._request(key) as hold:
                 if parameter is not None and parameter not in passed(function, *args, **kwargs):
                     kwargs[parameter] = hold
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            if inspect.isawaitable(result):
+                raise ValueError(
+                    f"guarded() of redlease.sync: {function!r} returned {result!r:.80}, which would run without the "
+                    "permit: `async def` functions take that of redlease"
+                )
+            return result
 
         return call

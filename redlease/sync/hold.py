@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Self
+from weakref import WeakSet
 
 import redlease
 from redlease import limits
@@ -46,7 +47,7 @@ class Hold:
 
     _is_entered = False
     _is_told = False
-    _blocks: list[Losable] | None = None  # those of the thread that entered it
+    _blocks: WeakSet[Losable] | None = None  # those of the thread that entered it
 
     def __init__(self, client: ProcessClient, twin: redlease.Hold, on_lost: OnLost) -> None:
         self._client = client
@@ -148,22 +149,26 @@ class Hold:
         self._is_entered = True
         if self._on_lost == "raise":
             self._blocks = entered_here.blocks
-            self._blocks.append(self)
+            self._blocks.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._is_over():
-            # With an error like KeyboardInterrupt the twin does not wait for the network.
-            self._released(lambda: self._twin.__aexit__(kind, error, traceback))
+        try:
+            if not self._is_over():
+                # With an error like KeyboardInterrupt the twin does not wait for the network.
+                self._released(lambda: self._twin.__aexit__(kind, error, traceback))
+        finally:
+            if self._blocks is not None:
+                self._blocks.discard(self)
         self._left(error)
 
     def _left(self, error: BaseException | None) -> None:
         """Ends the block, whose permit is released: raises its loss, or notes it on the error of the body."""
         self._is_entered = False
-        if self._blocks is not None and self in self._blocks:
-            self._blocks.remove(self)
+        if self._blocks is not None:
+            self._blocks.discard(self)
         if self.lost and self._on_lost != "signal":
             loss = self._loss()
             if error is None or isinstance(error, GeneratorExit):
@@ -207,6 +212,9 @@ class Hold:
 
     def _released(self, how: Callable[[], Any]) -> bool | None:
         """Has the loop release it; it is lost if the client is closed at the same time."""
+        if self._background.is_own_thread:  # by the end of a generator that is collected there
+            self._drop()
+            return None
         try:
             released: bool | None = self._background.run(self._client, how, must_finish=True)
         except RedleaseError:

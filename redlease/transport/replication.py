@@ -1,4 +1,4 @@
-"""Writes that replicas must have, on a connection of its own to each server.
+"""Writes that replicas must have, on connections of their own.
 
 WAIT counts the replicas that have all writes of the connection on which it is called, and holds up that connection
 until they do: on the shared connection it would hold up every caller, and of its writes it knows nothing elsewhere.
@@ -38,15 +38,16 @@ class Written(NamedTuple):
 
 
 class ReplicatedWrites:
-    """The connection to one server for such writes."""
+    """The connection to one server for writes of one demand: a WAIT for more would hold up those that ask for less."""
 
-    def __init__(self, pool: ConnectionPool) -> None:
+    def __init__(self, pool: ConnectionPool, demand: Demand) -> None:
         self._pool = pool
-        self._queue: deque[tuple[bytes, Demand, asyncio.Future[Written]]] = deque()
+        self._demand = demand
+        self._queue: deque[tuple[bytes, asyncio.Future[Written]]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._connection: Any = None
 
-    async def write(self, command: bytes, demand: Demand) -> Written:
+    async def write(self, command: bytes) -> Written:
         """Sends a command; returns its reply as soon as enough replicas have it, or the time for that is over.
 
         Raises:
@@ -54,7 +55,7 @@ class ReplicatedWrites:
             ConnectionError: The server was not reached, or it is unknown what it did.
         """
         future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-        self._queue.append((command, demand, future))
+        self._queue.append((command, future))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="redlease replicated writes")
         return await future
@@ -66,29 +67,27 @@ class ReplicatedWrites:
                 await end(self._task)
         await self._disconnect()
         while self._queue:
-            self._fail([self._queue.popleft()[2]], exceptions.ConnectionError("the client is closed"))
+            self._fail([self._queue.popleft()[1]], exceptions.ConnectionError("the client is closed"))
 
     async def _run(self) -> None:
         while self._queue:
-            commands, futures = [], []
-            demand = self._queue[0][1]
-            while self._queue and self._queue[0][1] == demand:
-                command, _, future = self._queue.popleft()
-                commands.append(command)
-                futures.append(future)
+            # Who gave up meanwhile gives its grant back.
+            batch = [(command, future) for command, future in self._queue if not future.done()]
+            self._queue.clear()
+            commands, futures = [command for command, _ in batch], [future for _, future in batch]
             try:
-                async with asyncio.timeout((ANSWER_MS + demand.timeout_ms) / 1000):
-                    await self._write(commands, demand, futures)
+                async with asyncio.timeout((ANSWER_MS + self._demand.timeout_ms) / 1000):
+                    await self._write(commands, futures)
             except BaseException as error:
                 await self._disconnect()
                 self._fail(futures, exceptions.ConnectionError(str(error) or "no answer in time"))
                 if not isinstance(error, Exception):
                     raise
 
-    async def _write(self, commands: list[bytes], demand: Demand, futures: list[asyncio.Future[Written]]) -> None:
+    async def _write(self, commands: list[bytes], futures: list[asyncio.Future[Written]]) -> None:
         if self._connection is None:
             self._connection = await open_connection(self._pool, 2)
-        wait = encoding.plain("WAIT", str(demand.replicas), str(demand.timeout_ms))
+        wait = encoding.plain("WAIT", str(self._demand.replicas), str(self._demand.timeout_ms))
         await self._connection.send_packed_command(b"".join([*commands, wait]), check_health=False)
         *replies, replicas = [await self._read() for _ in (*commands, wait)]
         for reply, future in zip(replies, futures, strict=True):
@@ -118,16 +117,16 @@ class ReplicatedWrites:
 
 
 class Replication:
-    """The connections of one client for writes that replicas must have: one to each server that it uses so."""
+    """The connections of one client for writes that replicas must have: one for each server and demand."""
 
     def __init__(self) -> None:
-        self._writes: dict[ConnectionPool, ReplicatedWrites] = {}
+        self._writes: dict[tuple[ConnectionPool, Demand], ReplicatedWrites] = {}
 
-    def to(self, pool: ConnectionPool) -> ReplicatedWrites:
-        """Returns the connection to the server that a pool leads to."""
-        if pool not in self._writes:
-            self._writes[pool] = ReplicatedWrites(pool)
-        return self._writes[pool]
+    def to(self, pool: ConnectionPool, demand: Demand) -> ReplicatedWrites:
+        """Returns the connection for such a demand to the server that a pool leads to."""
+        if (pool, demand) not in self._writes:
+            self._writes[pool, demand] = ReplicatedWrites(pool, demand)
+        return self._writes[pool, demand]
 
     async def close(self) -> None:
         """Closes all of them."""

@@ -189,3 +189,32 @@ async def test_what_is_refused_holds_nothing(client: Redlease) -> None:
     with pytest.raises(RedleaseError):
         async with block:
             pytest.fail("the client is closed")
+
+
+async def test_one_block_is_entered_once_at_a_time(client: Redlease) -> None:
+    """Of two tasks that enter one object, the second is refused, also while the first still waits."""
+    first, second = client.lock("a"), client.lock("b")
+    taken = await second.acquire()
+    block = client.all(first, second)
+
+    async def enter() -> None:
+        async with block as holds:
+            holds.check()
+
+    waiting = asyncio.create_task(enter())
+    await until_waiting(second, 1)
+    with pytest.raises(RuntimeError, match="entered already"):
+        await asyncio.create_task(enter())
+    assert await second.release(taken)
+    await waiting
+    await enter()
+    assert await free(first, second)
+
+
+async def test_what_is_not_of_this_client_is_refused(make_client: MakeClient, engine: str) -> None:
+    """Locks of another client, which may be on another server, and what is no lock at all."""
+    client, other = await make_client(), await make_client()
+    with pytest.raises(ValueError, match="another client"):
+        client.all(client.lock("a"), other.lock("a"))
+    with pytest.raises(ValueError, match="takes locks"):
+        client.all("a")  # type: ignore[arg-type]

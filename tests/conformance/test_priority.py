@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -124,3 +125,21 @@ async def test_what_is_no_priority_is_refused(client: Redlease, priority: int) -
     for call in (client.lock("r").hold, client.lock("r").acquire):
         with pytest.raises(ValueError, match="priority"):
             await call(priority=priority)
+
+
+async def test_light_ones_do_not_starve_a_heavy_one(client: Redlease) -> None:
+    """Of requests that fit at once, ten pass a heavy one or a writer, and no more, though none of them is queued."""
+    pool, catalog = client.semaphore("p", capacity=2), client.rwlock("c")
+    for light, heavy in ((pool, {"weight": 2}), (catalog.read, {})):
+        taken = await light.acquire()
+        waiting = await queue_up(light if heavy else catalog.write, 1, **heavy)
+        passed = 0
+        for _ in range(30):
+            with contextlib.suppress(AcquireTimeout):
+                permit = await light.acquire(priority=1, timeout=0)
+                passed += 1
+                assert await light.release(permit)
+        assert 9 <= passed <= 10
+        assert await light.release(taken)
+        await cancel(*waiting)
+        assert await light.release_all() <= 1

@@ -284,6 +284,7 @@ class Model:
         sequence = entry.arrival or self.sequence + 1
         entry.arrival = entry.arrival or sequence - 10 * priority
         if not self.ahead_of(entry) and self.fits(entry.weight):
+            self.sequence += bool(self.queue)
             self.grant(entry, self.now + entry.lease)
             return self.granted(entry)
         waiting = len(self.queue)

@@ -140,6 +140,9 @@ async def test_the_header_may_have_another_name(client: Redlease) -> None:
             Service(client.guard("ledger"), header=wrong).app.build_middleware_stack()
         with pytest.raises(ValueError, match="no name of a header"):
             send_fence(hold, header=wrong)
+    for no_guard in ("ledger", None):
+        with pytest.raises(ValueError, match="guard must be"):
+            FencingMiddleware(service.app, no_guard)  # type: ignore[arg-type]
 
 
 async def test_without_a_server_nothing_passes() -> None:

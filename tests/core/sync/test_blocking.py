@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import threading
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from redlease.guards.sql import FenceTable
 from redlease.sync import Hold, Redlease, Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class BodyError(Exception):
@@ -216,6 +217,10 @@ def test_guarded_functions(client: Redlease) -> None:
     for function in (waits, lambda: (yield)):
         with pytest.raises(ValueError, match="done when they return"):
             lock.guarded()(function)
+    later = waits()
+    with contextlib.closing(later), pytest.raises(ValueError, match="without the permit"):
+        assert lock.guarded()(lambda: later)() is None
+    assert not lock.locked()
 
 
 def test_a_sequence_in_the_calling_thread(client: Redlease) -> None:
@@ -279,3 +284,40 @@ def test_a_fence_in_a_database(client: Redlease) -> None:
         with pytest.raises(StaleFence) if refused else contextlib.nullcontext(), engine.begin() as connection:
             table.check(connection, "ledger", each)
     engine.dispose()
+
+
+def test_what_is_collected_in_the_background_thread_is_released(client: Redlease) -> None:
+    """Generators that nobody ends any more, which hold, are collected in any thread: what they held is free."""
+
+    def holding(name: str) -> Iterator[None]:
+        with client.lock(name).hold():
+            yield
+
+    kept: list[Any] = [client.leader("a").terms(), holding("b")]
+    assert [next(generator) for generator in kept]
+    client._client.background.post(kept.clear)
+    for name in "ab":
+        with client.lock(name).hold(timeout=10):
+            pass
+
+
+def test_what_an_interruption_left_is_collected(client: Redlease) -> None:
+    """A block with `on_lost="raise"` that never comes to its end is released as any other, when nobody has it."""
+    lock = client.lock("r")
+    hold = lock.hold(on_lost="raise").__enter__()
+    assert hold.fence
+    del hold
+    gc.collect()
+    with lock.hold(timeout=10):
+        pass
+
+
+def test_all_threads_may_close_at_once(url: str, prefix: str) -> None:
+    """Whoever comes second finds it closed, and nobody gets an error."""
+    for _ in range(20):
+        client = Redlease.from_url(url, prefix=prefix)
+        client.lock("r").locked()
+        closing = [in_thread(client.close) for _ in range(4)]
+        for thread, said in closing:
+            thread.join(10)
+            assert said == [None]

@@ -134,6 +134,24 @@ async def granted(client: Redlease, count: int) -> bool:
     return sum(each.future.done() for each in client.session.pending.values()) == count
 
 
+async def test_a_longer_wait_holds_up_no_shorter_one(primary: Server, replica: Server, make_client: MakeClient) -> None:
+    """Who asks for more replicas, or for longer, keeps nobody waiting who asks for less, nor does one that gave up."""
+    client = await make_client(url=primary.url)
+    more = asyncio.create_task(client.lock("more", durability=Durability(2, 30)).acquire())
+    await eventually(lambda: blocked(primary))
+    assert await client.lock("r", durability=AT_LENGTH).acquire()
+    replica.pause()
+    longer = asyncio.create_task(client.lock("longer", durability=AT_LENGTH).acquire())
+    await eventually(lambda: granted(client, 2))
+    with pytest.raises(NotReplicated):
+        await client.lock("soon", durability=SOON).acquire()
+    await cancel(longer)
+    with pytest.raises(NotReplicated):
+        await client.lock("soon", durability=SOON).acquire()
+    assert not more.done()
+    await cancel(more)
+
+
 async def test_who_is_cancelled_leaves_nothing(primary: Server, replica: Server, make_client: MakeClient) -> None:
     """A caller that is cancelled while it waits for replicas gives its grant back, and the others keep waiting."""
     client = await make_client(url=primary.url)
@@ -199,10 +217,10 @@ async def test_one_that_cannot_connect_fails_alone() -> None:
             Pool.made += 1
             raise OSError("no route")
 
-    writes = ReplicatedWrites(Pool())  # type: ignore[arg-type]
+    writes = ReplicatedWrites(Pool(), Demand(1, 10))  # type: ignore[arg-type]
     for count in (1, 2):
         with pytest.raises(Unreached, match="no route"):
-            await writes.write(b"", Demand(1, 10))
+            await writes.write(b"")
         assert Pool.made == count
     await writes.close()
 
