@@ -42,7 +42,6 @@ class AllRequest(Bound[redlease.AllRequest]):
     It acquires and releases them as `redlease.AllRequest` does, in one call of the background thread.
     """
 
-    _is_entered = False
     _holds: Holds | None = None
 
     def __init__(
@@ -76,14 +75,7 @@ class AllRequest(Bound[redlease.AllRequest]):
         async def leave(_: Holds) -> None:
             await twin.__aexit__(None, None, None)
 
-        if self._is_entered:
-            raise RuntimeError("this all() is entered already: call all() again")
-        self._is_entered = True
-        try:
-            holds = self._holds = self._client.call(enter, undo=leave)
-        except BaseException:
-            self._is_entered = False
-            raise
+        holds = self._holds = self._client.call(enter, undo=leave)
         try:
             for hold in self._each(holds):
                 hold.__enter__()
@@ -105,7 +97,7 @@ class AllRequest(Bound[redlease.AllRequest]):
         except RedleaseError:
             if not background.ended:
                 raise
-        self._holds, self._is_entered = None, False
+        self._holds = None
         losses = [loss for hold in reversed(self._each(holds)) if (loss := _left(hold, error)) is not None]
         if losses:
             raise losses[0]

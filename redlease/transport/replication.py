@@ -74,6 +74,8 @@ class ReplicatedWrites:
             # Who gave up meanwhile gives its grant back.
             batch = [(command, future) for command, future in self._queue if not future.done()]
             self._queue.clear()
+            if not batch:
+                continue
             commands, futures = [command for command, _ in batch], [future for _, future in batch]
             try:
                 async with asyncio.timeout((ANSWER_MS + self._demand.timeout_ms) / 1000):
