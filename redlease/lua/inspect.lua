@@ -6,7 +6,7 @@
 -- Reply: {tag, now, fence, capacity, in_use, waiting, {ticket, deadline, record, ...}, {ticket, record, ...}, {deadline, ticket,
 --        sequence}}; the last list is the last three arguments of the next page, {} if there is none
 --        (in_use: the weights of all holders; those with fence 0 stand for a lock delay; waiting: how many wait; dead ones past
---        the first 5,000 requests are counted until the queue reaches them)
+--        the first 5,000 requests are counted until the queue reaches them, and all are before the last page)
 -- Cost: O(b + c + log n) for a reply of b entries, with c waiters checked.
 local tag, most_holders, most_waiters, bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local after_deadline, after_ticket, after_sequence = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
@@ -66,7 +66,7 @@ end
 local queue_length = call('ZCARD', queue)
 more = more or (listed < most_waiters and first + seen < queue_length)
 
-local waiting, checked = 0, call('ZRANGE', queue, 0, PAGE - 1)
+local waiting, checked = 0, more and {} or call('ZRANGE', queue, 0, PAGE - 1)
 for i, ticket in ipairs(checked) do
   if waiting >= tonumber(ARGV[8]) then
     waiting = waiting + #checked - i + 1
