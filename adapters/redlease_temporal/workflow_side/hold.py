@@ -28,7 +28,7 @@ async def to_its_end(work: Awaitable[T]) -> T:
     The cancellation is raised afterwards.
     """
     task = asyncio.ensure_future(work)
-    current().see_through(task)
+    current().track(task)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
