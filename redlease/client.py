@@ -16,6 +16,7 @@ from redlease.protocol.arguments import Terms
 from . import limits, options
 from .embedded import EmbeddedServer, NotStarted
 from .errors import RedleaseError, Unavailable, Withdrawn
+from .events import OnEvent, harmless
 from .limits import Duration
 from .log import about
 from .options import own_name
@@ -56,6 +57,8 @@ class Redlease(PrimitiveFactory):
         call_timeout: Seconds, outages included, after which a call without a `timeout` of its own raises `Unavailable`:
             `try_acquire`, `timeout=0`, `renew`, `release`, `check`, `inspect` and the like. Entering the client may
             take 5 s or this long, whichever is longer. `acquire()` and `hold()` without a `timeout` wait for ever.
+        on_event: Called with each event of `redlease.events`, in the thread of the event loop: it must not block, and
+            hands what takes time to others. What it raises is logged, once, and changes nothing.
 
     Raises:
         ValueError: A parameter is wrong.
@@ -76,10 +79,11 @@ class Redlease(PrimitiveFactory):
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
         call_timeout: Duration = 5.0,
+        on_event: OnEvent | None = None,
     ) -> None:
         settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
         if isinstance(redis_client, RedisCluster):
-            self._set_up(GivenServers(redis_client), prefix, call_timeout=call_timeout, **settings)
+            self._set_up(GivenServers(redis_client), prefix, call_timeout=call_timeout, on_event=on_event, **settings)
             return
         given: Any = redis_client
         pool = getattr(given, "connection_pool", None)
@@ -88,7 +92,7 @@ class Redlease(PrimitiveFactory):
             raise ValueError(f"redlease needs a client of redis.asyncio, not {said}")  # its repr may show a password
         if isinstance(pool, SentinelConnectionPool):
             pool = own_pool(pool)
-        self._set_up(pool, prefix, call_timeout=call_timeout, **settings)
+        self._set_up(pool, prefix, call_timeout=call_timeout, on_event=on_event, **settings)
 
     @classmethod
     def from_url(
@@ -101,6 +105,7 @@ class Redlease(PrimitiveFactory):
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
         call_timeout: Duration = 5.0,
+        on_event: OnEvent | None = None,
         **redis_options: Any,
     ) -> Self:
         """Makes a client for the server at `url`: `redis://`, `rediss://` (TLS), `unix://`, a cluster or Sentinels.
@@ -115,6 +120,7 @@ class Redlease(PrimitiveFactory):
             waiter_lease: See there.
             idle_ttl: See there.
             call_timeout: See there.
+            on_event: See there.
             **redis_options: Further options of a redis-py connection, `ssl_ca_certs` for example.
 
         Raises:
@@ -123,7 +129,7 @@ class Redlease(PrimitiveFactory):
         self = cls.__new__(cls)
         where = read_url(url, redis_options)
         settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
-        self._set_up(where, prefix, call_timeout=call_timeout, **settings)
+        self._set_up(where, prefix, call_timeout=call_timeout, on_event=on_event, **settings)
         return self
 
     @classmethod
@@ -145,14 +151,17 @@ class Redlease(PrimitiveFactory):
         prefix: str,
         *,
         call_timeout: Duration,
+        on_event: OnEvent | None,
         **settings: Any,
     ) -> None:
         limit_ms = limits.milliseconds("call_timeout", call_timeout, 1)
+        emit = None if on_event is None else harmless(on_event)
         self._prefix = limits.checked_prefix(prefix)
         self._terms = options.changed_terms(Terms(owner=""), **settings)
         self._connection = self._route(where)
         self._connection.limit_ms = limit_ms
         self._keeper = LeaseKeeper(self._connection)
+        self._connection.emit = self._keeper.emit = emit
         self.session = Session(self._keeper)
         self.tickets = Tickets(self.session, self._prefix)
         self._server: EmbeddedServer | None = None
@@ -227,7 +236,7 @@ class Redlease(PrimitiveFactory):
             if lease.task is not None and lease.task is asyncio.current_task():
                 own.append(lease)
             else:
-                lease.lose("its client was closed")
+                lease.lose("its client was closed", "closed")
             self._keeper.give_back(lease)
         try:
             if self._connection.started and self._connection.refusal is None:
@@ -241,7 +250,7 @@ class Redlease(PrimitiveFactory):
             if self._server is not None:
                 await self._server.stop_async()
             for lease in own:
-                lease.lose("its client was closed")
+                lease.lose("its client was closed", "closed")
 
     def _on_ready(self, reached: Reached = everything) -> None:
         if self._connection.ready:

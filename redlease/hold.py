@@ -57,7 +57,7 @@ class HeldLease(Lease):
             self.on_lost = fate.on_lost
             self.renew_until_ms = None if fate.max_hold_ms is None else now_ms + fate.max_hold_ms
         self.fence, self.granted_at_ms, self.expires_at_ms, self.capacity, _ = granted
-        self.deadline_ms, self._begun_ms = deadline_ms, now_ms
+        self.deadline_ms, self.begun_ms = deadline_ms, now_ms
         if handed_over:
             self._first = True
         self.keeper.keep(self, now_ms)
@@ -209,6 +209,7 @@ class Hold:
             return False
         if not released:
             self._lease.why_lost, self._lease.lost = "the server no longer had it when it was released", True
+            self._lease.report_loss("gone")
         return released
 
     async def downgrade(self) -> None:

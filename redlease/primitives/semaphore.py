@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from redlease import clock, limits
+from redlease import clock, events, limits
 from redlease.errors import NotReplicated, RedleaseError
 from redlease.hold import Blocks, HeldLease, Hold, HoldRequest, Obtained, lease_lost
 from redlease.limits import Duration
@@ -252,9 +252,11 @@ class Semaphore(ResourceControl):
         fence, granted_at_ms, expires_at_ms, weight, capacity, sent_ms = adopted
         granted, terms = Granted(fence, granted_at_ms, expires_at_ms, capacity), ask.terms
         lease = HeldLease(self._session.keeper, ask._replace(weight=weight), forget)
+        if (emit := self._session.keeper.emit) is not None:
+            emit(events.Granted(self.name, ask.ticket, weight, fence, 0.0, False))
         lease.start(granted, sent_ms + terms.lease_ms - clock.SERVER_TICK_MS, fate, clock.now_ms(), told=told)
         if self._session.closed:  # closed before the reply came: `close` has released all other holds
-            lease.lose("its client was closed")
+            lease.lose("its client was closed", "closed")
             self._session.keeper.give_back(lease)
         return lease
 
@@ -304,6 +306,8 @@ class Semaphore(ResourceControl):
             raise self._connection.unavailable(self._resource, permit.ticket, limit_ms)
         if isinstance(released, RedleaseError):
             raise released
+        if released and (emit := self._session.keeper.emit) is not None:
+            emit(events.Released(self.name, permit.ticket, permit.weight, permit.fence, None))
         if not released:
             logger.warning(
                 "resource %r: permit %r (fence %d) was no longer held when it was released: %s. "
@@ -393,9 +397,14 @@ class Semaphore(ResourceControl):
                 granted = await waiting.anew(now_ms)
             if ask.terms.replicas and granted is not None:
                 await self._replicated(waiting, granted.fence)
-        except BaseException:
+            if (emit := self._session.keeper.emit) is not None and granted is not None:
+                emit(events.Granted(*waiting.ask.subject(), granted.fence, *_waited(waiting, now_ms)))
+        except BaseException as error:
             self._session.give_up(waiting)
             forget_ticket()
+            if (emit := self._session.keeper.emit) is not None:
+                waited = _waited(waiting, clock.now_ms())
+                emit(events.Abandoned(*waiting.ask.subject(), *waited, type(error).__name__))
             raise
         finally:
             if timer is not None:
@@ -429,6 +438,11 @@ class Lock(Semaphore):
         >>> async with client.lock("invoice:42", lease=30) as hold:  # doctest: +SKIP
         ...     await pay(fence=hold.fence)
     """
+
+
+def _waited(waiting: PendingAcquire, now_ms: float) -> tuple[float, bool]:
+    """Returns how many seconds a request has waited, and whether it was queued."""
+    return (now_ms - waiting.asked_ms) / 1000, waiting.place is not None
 
 
 def _nothing() -> None:

@@ -41,6 +41,10 @@ class AcquireRequest(NamedTuple):
     arrival: int = 0
     packed_ids: bytes = b""
 
+    def subject(self) -> tuple[str, str, int]:
+        """Returns what events about it begin with: resource, ticket and weight."""
+        return self.resource.name, self.ticket, self.weight
+
 
 def label(owner: str, metadata: dict[str, str]) -> str:
     """Returns owner and metadata as a record stores them."""

@@ -16,6 +16,8 @@ from functools import partial
 
 from redlease import clock
 from redlease.errors import RedleaseError
+from redlease.events import LossReason, Lost, OnEvent, RenewalFailed
+from redlease.events import Released as ReleasedEvent
 from redlease.log import about
 from redlease.protocol import arguments, encoding, scripts
 from redlease.protocol.arguments import AcquireRequest, Terms
@@ -58,7 +60,7 @@ class Lease:
     ended = False
     why_lost = ""
     due_ms: float | None = None
-    _begun_ms = 0.0
+    begun_ms = 0.0
     is_new = True  # whether its first renewal is still to be scheduled
     _in_flight = False
     _first = False  # whether its lease is still the rest of a waiter lease
@@ -75,28 +77,32 @@ class Lease:
         self.is_new = False
         if self.due_ms is not None:
             return
-        left_ms = self.deadline_ms - self._begun_ms
+        left_ms = self.deadline_ms - self.begun_ms
         wait_ms = left_ms / RENEWALS_A_LEASE
         if self._first:
             # A queued grant starts with the time left on its waiter lease. Renew it early, after CLAIM_MS, so that
             # short holds skip the cost; at once if its own lease is shorter than the time left.
             wait_ms = min(wait_ms, 0.0 if self.ask.terms.lease_ms < left_ms else CLAIM_MS)
-        self._plan(now_ms, wait_ms - (now_ms - self._begun_ms))
+        self._plan(now_ms, wait_ms - (now_ms - self.begun_ms))
 
-    def lose(self, why: str) -> None:
-        """Marks the permit as lost, logs it, and calls `on_loss`; once."""
+    def lose(self, why: str, reason: LossReason) -> None:
+        """Marks the permit as lost, calls `on_loss`, and reports the loss; once."""
         if not self.ended and not self.lost:
-            self.why_lost, self.lost = why, True
+            self.lost = True
+            self.why_lost = why
             self.keeper.forget(self)
-            logger.warning(
-                "resource %r: permit %r (fence %d) is lost: %s",
-                self.ask.resource.name,
-                self.ask.ticket,
-                self.fence,
-                why,
-                extra=about(self.ask.resource.name, self.ask.ticket, self.fence),
-            )
             self.on_loss()
+            self.report_loss(reason)
+
+    def report_loss(self, reason: LossReason) -> None:
+        """Logs the loss, and emits its event."""
+        name, ticket, weight = self.ask.subject()
+        extra = about(name, ticket, self.fence)
+        logger.warning(
+            "resource %r: permit %r (fence %d) is lost: %s", name, ticket, self.fence, self.why_lost, extra=extra
+        )
+        if (emit := self.keeper.emit) is not None:
+            emit(Lost(name, ticket, weight, self.fence, (clock.now_ms() - self.begun_ms) / 1000, reason))
 
     def on_loss(self) -> None:
         """Reacts to the loss; for subclasses."""
@@ -107,14 +113,18 @@ class Lease:
 
     def why(self) -> str:
         """Why it is lost. Safe in any thread."""
-        stopped = self.renew_until_ms is not None and self.deadline_ms >= self.renew_until_ms
-        by_clock = "max_hold was reached" if stopped else "its lease ended before a renewal came through"
+        by_clock = "max_hold was reached" if self._is_stopped else "its lease ended before a renewal came through"
         return self.why_lost or by_clock
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether `max_hold` ends its lease, and not a renewal that failed."""
+        return self.renew_until_ms is not None and self.deadline_ms >= self.renew_until_ms
 
     def check_deadline(self, now_ms: float) -> bool:
         """Whether it is not lost; marks it as lost if its deadline has passed. Only in the loop's thread."""
         if now_ms >= self.deadline_ms and not self.ended and not self.lost:
-            self.lose(self.why())
+            self.lose(self.why(), "max_hold" if self._is_stopped else "expired")
             self.keeper.give_up(self, now_ms)
         return not self.lost
 
@@ -151,10 +161,12 @@ class Lease:
             return
         if reply is None:
             self.keeper.schedule.at(now_ms, self)  # another connection may serve the resource by now
+            self._report_failure("no answer")
         elif isinstance(reply, ErrorReply):
             self._refused(now_ms, reply)
         elif reply[1] == 0:
-            self.lose("the server no longer has it: it lapsed, was released by its ticket, or the server lost its data")
+            why = "the server no longer has it: it lapsed, was released by its ticket, or the server lost its data"
+            self.lose(why, "gone")
         else:
             self.deadline_ms = sent_ms + self.ask.terms.lease_ms - clock.SERVER_TICK_MS
             self.expires_at_ms = reply[1]
@@ -172,6 +184,12 @@ class Lease:
         wait_ms = backed_off(fault.retry_ms, self._refusals, most_ms)
         self._refusals += not fault.is_handled
         self.keeper.schedule.at(min(self.deadline_ms, now_ms + wait_ms), self)
+        if not fault.is_handled:
+            self._report_failure(fault.text)
+
+    def _report_failure(self, error: str) -> None:
+        if (emit := self.keeper.emit) is not None:
+            emit(RenewalFailed(self.ask.resource.name, self.ask.ticket, self.fence, error))
 
     def fill_lease(self) -> None:
         """Sends the first renewal if the lease is still the rest of a waiter lease; does not wait for the reply."""
@@ -181,7 +199,7 @@ class Lease:
     def told(self, message: Message) -> None:
         """Handles a message about its permit."""
         if message.kind == "x":
-            self.lose("it was released by its ticket, or somebody else adopted it")
+            self.lose("it was released by its ticket, or somebody else adopted it", "taken")
         elif message.kind == "r":
             # Another client made its lease end earlier: renew it to the full lease.
             self._first = False
@@ -310,9 +328,13 @@ class PendingRelease:
 
 
 class LeaseKeeper:
-    """All leases of a client, and all its pending releases."""
+    """All leases of a client, and all its pending releases.
+
+    `emit` gets the events of the client; None if nobody asked for them.
+    """
 
     due_ms: float | None = None
+    emit: OnEvent | None = None
 
     def __init__(self, connection: Transport) -> None:
         self.connection = connection
@@ -387,6 +409,8 @@ class LeaseKeeper:
         now_ms = clock.now_ms() if now_ms is None else now_ms
         until_ms = max(lease.deadline_ms, now_ms) + lease.ask.terms.lease_ms
         PendingRelease(self, lease.ask, lease.fence, until_ms, lease.may_be_duplicated, done).start(now_ms)
+        if self.emit is not None and not lease.lost:
+            self.emit(ReleasedEvent(*lease.ask.subject(), lease.fence, (now_ms - lease.begun_ms) / 1000))
 
     def give_up(self, lease: Lease, now_ms: float) -> None:
         """Releases this request's share of a permit that expired by the local clock; others on its ticket keep it."""

@@ -16,6 +16,7 @@ from itertools import count
 
 from redlease import clock
 from redlease.errors import RedleaseError
+from redlease.events import Queued as QueuedEvent
 from redlease.log import about
 from redlease.protocol import arguments, encoding, scripts
 from redlease.protocol.arguments import AcquireRequest
@@ -49,6 +50,7 @@ class PendingAcquire:
 
     place: QueuePlace | None = None  # once it is queued
     sequence: int | None = None
+    asked_ms = 0.0
     sent = False
     may_be_duplicated = False  # whether a copy may still reach the server from a lost connection
     deadline_ms = 0.0
@@ -127,6 +129,8 @@ class PendingAcquire:
             session.keeper.follow_up(self.ask.resource, self.ask.terms)
         if session.stuck.due_ms is None:
             session.stuck.begin(sent_ms)
+        if (emit := session.keeper.emit) is not None and self.place is None:
+            emit(QueuedEvent(*self.ask.subject(), queued.ahead))
         self.place = place = session.place_on(self.ask.resource)
         place.waiters[self.ask.request] = self
         if asked_from == place.name:
@@ -184,11 +188,6 @@ class PendingAcquire:
     def order(self) -> tuple[float, str]:
         """Returns what the server orders the queue by; a request that is not queued comes last."""
         return math.inf if self.sequence is None else self.sequence, self.ask.ticket
-
-    def resized(self, capacity: int) -> None:
-        """Fails the request if its weight can never fit into the new capacity."""
-        if self.ask.weight > capacity:
-            self.fail(refusals.weight_never_fits(self.ask, capacity))
 
     def fail(self, error: Exception) -> None:
         """Ends the request with an error, unless it has an outcome."""
@@ -287,7 +286,8 @@ class QueuePlace:
             if beaten.more:
                 self.session.keeper.follow_up(self.resource, first.ask.terms)
             for waiting in list(self.waiters.values()):
-                waiting.resized(beaten.capacity)
+                if waiting.ask.weight > beaten.capacity:
+                    waiting.fail(refusals.weight_never_fits(waiting.ask, beaten.capacity))
 
     def _missed(self, first: PendingAcquire) -> None:
         """Repeats the first request, which left the queue without a message, and sends the next heartbeat at once."""
@@ -354,7 +354,8 @@ class Session:
         waiting = PendingAcquire(self, ask, future, claim)
         waiting.task = asyncio.current_task()
         self.pending[ask.request] = waiting
-        if not waiting.on_due(clock.now_ms()):
+        waiting.asked_ms = now_ms = clock.now_ms()
+        if not waiting.on_due(now_ms):
             waiting.fail_if_refused()
         return waiting
 

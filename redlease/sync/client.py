@@ -10,6 +10,7 @@ import redis
 import redis.asyncio
 
 import redlease
+from redlease.events import OnEvent
 from redlease.limits import Duration
 from redlease.options import Durability
 from redlease.primitives.checkpoints import SequenceProgress
@@ -42,6 +43,7 @@ class Redlease:
         waiter_lease: See there.
         idle_ttl: See there.
         call_timeout: See there.
+        on_event: See there. It is called in the background thread, which serves all clients of the process.
 
     Raises:
         ValueError: A parameter is wrong.
@@ -62,6 +64,7 @@ class Redlease:
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
         call_timeout: Duration = 5.0,
+        on_event: OnEvent | None = None,
     ) -> None:
         self._set_up(
             lambda: redlease.Redlease(
@@ -72,6 +75,7 @@ class Redlease:
                 waiter_lease=waiter_lease,
                 idle_ttl=idle_ttl,
                 call_timeout=call_timeout,
+                on_event=on_event,
             )
         )
 
@@ -86,6 +90,7 @@ class Redlease:
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
         call_timeout: Duration = 5.0,
+        on_event: OnEvent | None = None,
         **redis_options: Any,
     ) -> Self:
         """Makes a client for the server, cluster or Sentinels at `url`; as `redlease.Redlease.from_url`."""
@@ -99,6 +104,7 @@ class Redlease:
                 waiter_lease=waiter_lease,
                 idle_ttl=idle_ttl,
                 call_timeout=call_timeout,
+                on_event=on_event,
                 **redis_options,
             )
         )

@@ -14,6 +14,7 @@ from redis.asyncio import ConnectionPool
 
 from redlease import clock
 from redlease.errors import RedleaseError, Unavailable
+from redlease.events import OnEvent
 from redlease.protocol import encoding
 from redlease.protocol.encoding import Resource
 from redlease.protocol.faults import ErrorReply
@@ -89,6 +90,7 @@ class Transport(ABC):
         scripts: The scripts that are loaded on every connect.
         trouble: Why a server could not be reached.
         limit_ms: The default time limit of a call.
+        emit: Gets an event when a connection is lost, and when it is there again.
     """
 
     ready: bool
@@ -97,6 +99,7 @@ class Transport(ABC):
     scripts: tuple[Script, ...]
     trouble: str
     limit_ms = LIMIT_MS
+    emit: OnEvent | None = None
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None

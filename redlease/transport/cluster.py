@@ -129,6 +129,7 @@ class Cluster(Transport):
         node = Node(address, pool, self._prefix, owner=self, channel=self._node_channel, on_message=self._on_message)
         self._nodes[address] = node
         node.load_too(self.scripts)
+        node.emit = self.emit
         node.be_patient_for(self._shortest_ms)
         for channel, listener in self._listeners:
             node.listen(channel, listener)

@@ -24,6 +24,7 @@ from redis.asyncio import ConnectionPool
 from redis.asyncio.sentinel import SentinelConnectionPool
 
 from redlease.errors import RedleaseError
+from redlease.events import Disconnected, Reconnected
 from redlease.log import about
 from redlease.mistakes import report
 from redlease.protocol import encoding, scripts
@@ -143,7 +144,6 @@ class Connection(Transport):
             self._driver.write(b"".join(out))
 
     def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
-        """Sets the function that returns how soon, in ms, a half-open connection must be detected."""
         self._shortest_ms = shortest_ms
 
     @property
@@ -158,7 +158,6 @@ class Connection(Transport):
         return max(PATIENCE_MS[0], 3 * self._round_trip_ms)
 
     def look_sooner(self, wait_ms: float) -> None:
-        """Checks the connection sooner, since a lease is kept that must be renewed within `wait_ms`."""
         if self._watchdog is None or wait_ms >= self._patience_ms:
             return
         loop = asyncio.get_running_loop()
@@ -169,7 +168,6 @@ class Connection(Transport):
     # Messages
 
     async def subscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
-        """Subscribes to a channel, now and after every reconnect."""
         self.listen(channel, listener)
         if len(self._listeners[channel.encode()]) > 1:
             return
@@ -183,7 +181,6 @@ class Connection(Transport):
         self._listeners.setdefault(channel.encode(), []).append(listener)
 
     def unsubscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
-        """Ends one `subscribe`."""
         listeners = self._listeners.get(channel.encode(), [])
         if listener not in listeners:
             return
@@ -349,7 +346,6 @@ class Connection(Transport):
         return self._refusal
 
     async def close(self) -> None:
-        """Closes the connection, in bounded time."""
         self._closed = True
         if not self.at_home:
             return  # its tasks belong to another loop or process
@@ -393,10 +389,14 @@ class Connection(Transport):
             if self._lost_at is not None:
                 lost_s, self._lost_at = monotonic() - self._lost_at, None
                 logger.warning("connected to Redis again, %.1f s after that", lost_s, extra=about())
+                if self.emit is not None:
+                    self.emit(Reconnected(lost_s))
             self._become_ready()
         await self._lost.wait()
         self._lost_at = self._lost_at or monotonic()
         logger.warning("the connection to Redis was lost: %s; connecting again", self.trouble, extra=about())
+        if self.emit is not None:
+            self.emit(Disconnected(self.trouble))
 
     def _failed(self, error: Exception) -> None:
         """Aborts after a failed attempt; if the server refused, wakes the waiting callers with that error."""

@@ -51,7 +51,7 @@ class Attempt:
             return hold.detach()
         hold.check()
         permit = hold.permit
-        lease_of(hold).lose("the next attempt of its activity has taken it over")
+        lease_of(hold).lose("the next attempt of its activity has taken it over", "taken")
         return permit
 
     def leave_to_next(self, seconds: float) -> None:
