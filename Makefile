@@ -149,7 +149,7 @@ $(VENV)/.bench: $(VENV)/.wheel
 
 $(VENV)/.test: $(VENV)/.wheel
 	@echo "Installing what the tests need ..." >&2
-	@$(PIP) install "$(WHEEL)[bench,cli,embedded,sql,temporal,testing,dev]"
+	@$(PIP) install "$(WHEEL)[bench,cli,embedded,otel,sql,temporal,testing,dev]"
 	@touch $@
 
 # The oldest SDK stands in a directory of its own, which is searched before the environment.

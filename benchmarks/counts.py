@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import hiredis
 from rich.box import SIMPLE_HEAD
@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from redlease import Redlease, Semaphore
+from redlease.events import OnEvent
 from redlease.transport.driver import SocketDriver
 
 from lua_steps import CountingLua
@@ -114,15 +115,40 @@ OPERATIONS: dict[str, Callable[[Redlease], Awaitable[None]]] = {
 
 
 async def count_all(url: str) -> dict[str, Counts]:
-    """The counts of each operation, a time that it is done."""
-    return {name: await count(url, operation) for name, operation in OPERATIONS.items()}
+    """The counts of each operation, a time that it is done; at the end those of the pair with OpenTelemetry on."""
+    found = {name: await count(url, operation) for name, operation in OPERATIONS.items()}
+    with observed() as (tracer, telemetry):
+        found["observed pair"] = await count(url, pair, telemetry)
+        with tracer.start_as_current_span("the caller's"):
+            found["traced pair"] = await count(url, pair, telemetry)
+    return found
 
 
-async def count(url: str, operation: Callable[[Redlease], Awaitable[None]]) -> Counts:
+@contextmanager
+def observed() -> Iterator[tuple[Any, OnEvent]]:
+    """OpenTelemetry with its SDK, which keeps metrics and spans in memory: a tracer, and what clients get."""
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from redlease.otel import Telemetry
+
+    meters, tracers = MeterProvider(metric_readers=[InMemoryMetricReader()]), TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(InMemorySpanExporter()))
+    try:
+        yield tracers.get_tracer("counts"), Telemetry(meter_provider=meters, tracer_provider=tracers)
+    finally:
+        meters.shutdown()
+        tracers.shutdown()
+
+
+async def count(url: str, operation: Callable[[Redlease], Awaitable[None]], on_event: OnEvent | None = None) -> Counts:
     """The counts of one."""
     with closing(Meter(url)) as meter, closing(CountingLua(url)) as lua:
         meter.empty()
-        async with opened(url) as client:
+        async with opened(url, on_event) as client:
             with recorded() as written, meter.measuring() as cost, Calls() as calls:
                 await operation(client)
         commands = read_commands(written)
@@ -142,9 +168,9 @@ async def count(url: str, operation: Callable[[Redlease], Awaitable[None]]) -> C
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Redlease]:
+async def opened(url: str, on_event: OnEvent | None = None) -> AsyncIterator[Redlease]:
     """A client that has done each thing once."""
-    async with Redlease.from_url(url, owner="counts") as client:
+    async with Redlease.from_url(url, owner="counts", on_event=on_event) as client:
         async with client.lock("first").hold():
             pass
         yield client

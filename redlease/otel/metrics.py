@@ -1,0 +1,117 @@
+"""The metrics.
+
+To record one value takes the SDK some forty calls, so it is not done where events are emitted: the loop's thread keeps
+them, and they are recorded when a reader collects, in the thread of that reader.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from redlease import clock
+from redlease.events import (
+    Abandoned,
+    Disconnected,
+    Event,
+    Granted,
+    Lost,
+    Queued,
+    Reconnected,
+    Released,
+    RenewalFailed,
+)
+
+KEPT_MOST = 50_000  # events; with more, as when nobody collects, the oldest is recorded at once
+# Bounds of the histograms' buckets, in seconds: from a round trip to an hour.
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+RESOURCE, REASON, ERROR = "redlease.resource", "redlease.loss.reason", "error.type"
+ENDS_OF_WAIT = (Granted, Abandoned)
+
+Attributes = dict[str, str]
+
+
+class Metrics:
+    """Keeps events until a reader collects, and records them then."""
+
+    def __init__(self, meter: Meter, resource_label: Callable[[str], str] | None) -> None:
+        self._label = resource_label or _no_label
+        self._labels = set() if resource_label else {""}
+        self._events: deque[Event] = deque()
+        self._waiting: dict[tuple[str, str], float] = {}  # since when, by resource and ticket
+        bounds = {"explicit_bucket_boundaries_advisory": SECONDS}
+        self._wait = meter.create_histogram("redlease.wait.duration", "s", "From a request to its grant.", **bounds)
+        self._hold = meter.create_histogram("redlease.hold.duration", "s", "From a grant to its end.", **bounds)
+        self._grants = meter.create_counter("redlease.grants", "{grant}", "Permits granted.")
+        self._failures = meter.create_counter("redlease.acquire.failures", "{request}", "Requests that failed.")
+        self._losses = meter.create_counter("redlease.losses", "{hold}", "Holds that were lost.")
+        self._renewals = meter.create_counter("redlease.renewal.failures", "{renewal}", "Renewals that failed.")
+        self._lost = meter.create_counter("redlease.connection.losses", "{connection}", "Connections lost.")
+        self._found = meter.create_counter("redlease.connection.reconnects", "{connection}", "Connections made again.")
+        meter.create_observable_up_down_counter(
+            "redlease.queue.length", [self._lengths], "{request}", "Requests of this process in queues."
+        )
+        meter.create_observable_gauge(
+            "redlease.queue.longest_wait", [self._longest_waits], "s", "How long the first of them has waited."
+        )
+
+    def take(self, event: Event) -> None:
+        """Keeps an event; for the thread of the event loop."""
+        self._events.append(event)
+        if isinstance(event, Queued):
+            self._waiting[event.resource, event.ticket] = clock.now_ms()
+        elif isinstance(event, ENDS_OF_WAIT) and event.queued:
+            self._waiting.pop((event.resource, event.ticket), None)
+        if len(self._events) > KEPT_MOST:
+            self._record_oldest()
+
+    def _lengths(self, _: CallbackOptions) -> list[Observation]:
+        while self._events:
+            self._record_oldest()
+        return [Observation(len(waits), about) for about, waits in self._waits()]
+
+    def _longest_waits(self, _: CallbackOptions) -> list[Observation]:
+        return [Observation(max(waits, default=0.0), about) for about, waits in self._waits()]
+
+    def _waits(self) -> list[tuple[Attributes, list[float]]]:
+        """Returns the attributes and how long each queued request has waited, for every label that was ever used."""
+        found: dict[str, list[float]] = {label: [] for label in tuple(self._labels)}
+        now_ms = clock.now_ms()
+        for (resource, _), since_ms in list(self._waiting.items()):
+            found.setdefault(self._label(resource), []).append((now_ms - since_ms) / 1000)
+        self._labels.update(found)
+        return [(self._attributes(label), waits) for label, waits in found.items()]
+
+    def _attributes(self, label: str) -> Attributes:
+        return {RESOURCE: label} if label else {}
+
+    def _record_oldest(self) -> None:
+        with suppress(IndexError):  # another thread has recorded it
+            self._record(self._events.popleft())
+
+    def _record(self, event: Event) -> None:
+        if isinstance(event, Disconnected):
+            self._lost.add(1)
+        elif isinstance(event, Reconnected):
+            self._found.add(1)
+        else:
+            about = self._attributes(self._label(event.resource))
+            if isinstance(event, Granted):
+                self._grants.add(1, about)
+                self._wait.record(event.waited, about)
+            elif isinstance(event, Abandoned):
+                self._failures.add(1, about | {ERROR: event.error})
+            elif isinstance(event, Lost):
+                self._losses.add(1, about | {REASON: event.reason})
+                self._hold.record(event.held, about)
+            elif isinstance(event, Released) and event.held is not None:
+                self._hold.record(event.held, about)
+            elif isinstance(event, RenewalFailed):
+                self._renewals.add(1, about)
+
+
+def _no_label(_: str) -> str:
+    return ""
