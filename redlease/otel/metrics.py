@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import get_args
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from redlease import clock
+from redlease.errors import AcquireTimeout, Unavailable
 from redlease.events import (
     Abandoned,
     Disconnected,
     Event,
     Granted,
+    LossReason,
     Lost,
     Queued,
     Reconnected,
@@ -39,7 +42,7 @@ class Metrics:
 
     def __init__(self, meter: Meter, resource_label: Callable[[str], str] | None) -> None:
         self._label = resource_label or _no_label
-        self._labels = set() if resource_label else {""}
+        self._labels: set[str] = set()
         self._events: deque[Event] = deque()
         self._waiting: dict[tuple[str, str], float] = {}  # since when, by resource and ticket
         bounds = {"explicit_bucket_boundaries_advisory": SECONDS}
@@ -57,6 +60,11 @@ class Metrics:
         meter.create_observable_gauge(
             "redlease.queue.longest_wait", [self._longest_waits], "s", "How long the first of them has waited."
         )
+
+        self._lost.add(0)
+        self._found.add(0)
+        if resource_label is None:
+            self._begin("")
 
     def take(self, event: Event) -> None:
         """Keeps an event; for the thread of the event loop."""
@@ -78,15 +86,28 @@ class Metrics:
 
     def _waits(self) -> list[tuple[Attributes, list[float]]]:
         """Returns the attributes and how long each queued request has waited, for every label that was ever used."""
-        found: dict[str, list[float]] = {label: [] for label in tuple(self._labels)}
         now_ms = clock.now_ms()
-        for (resource, _), since_ms in list(self._waiting.items()):
-            found.setdefault(self._label(resource), []).append((now_ms - since_ms) / 1000)
-        self._labels.update(found)
-        return [(self._attributes(label), waits) for label, waits in found.items()]
+        waits = [(self._begun(resource), now_ms - since_ms) for (resource, _), since_ms in list(self._waiting.items())]
+        found: dict[str, list[float]] = {label: [] for label in tuple(self._labels)}
+        for label, waited_ms in waits:
+            found[label].append(waited_ms / 1000)
+        return [(_attributes(label), waited) for label, waited in found.items()]
 
-    def _attributes(self, label: str) -> Attributes:
-        return {RESOURCE: label} if label else {}
+    def _begun(self, resource: str) -> str:
+        """Returns the label of a resource; its counters begin at 0, or an alert would not see the first increase."""
+        label = self._label(resource)
+        if label not in self._labels:
+            self._begin(label)
+        return label
+
+    def _begin(self, label: str) -> None:
+        about = _attributes(label)
+        for reason in get_args(LossReason):
+            self._losses.add(0, about | {REASON: reason})
+        for error in (AcquireTimeout, Unavailable):
+            self._failures.add(0, about | {ERROR: error.__name__})
+        self._renewals.add(0, about)
+        self._labels.add(label)
 
     def _record_oldest(self) -> None:
         with suppress(IndexError):  # another thread has recorded it
@@ -98,7 +119,7 @@ class Metrics:
         elif isinstance(event, Reconnected):
             self._found.add(1)
         else:
-            about = self._attributes(self._label(event.resource))
+            about = _attributes(self._begun(event.resource))
             if isinstance(event, Granted):
                 self._grants.add(1, about)
                 self._wait.record(event.waited, about)
@@ -111,6 +132,10 @@ class Metrics:
                 self._hold.record(event.held, about)
             elif isinstance(event, RenewalFailed):
                 self._renewals.add(1, about)
+
+
+def _attributes(label: str) -> Attributes:
+    return {RESOURCE: label} if label else {}
 
 
 def _no_label(_: str) -> str:
