@@ -1,6 +1,6 @@
 """The events of a client, which `on_event` gets: one frozen dataclass for each thing that happens to a request.
 
-They contain what the caller knows of its own requests, and neither addresses nor credentials.
+They contain what the caller knows of its own requests, and no credentials.
 
 Example:
     >>> def on_event(event: Event) -> None:  # doctest: +SKIP
@@ -191,8 +191,12 @@ def harmless(on_event: OnEvent) -> OnEvent:
         except Exception:
             if not has_failed:
                 has_failed = True
-                message = "on_event failed for a %s event, and may fail again unlogged"
-                logger.warning(message, type(event).__name__, exc_info=True, extra=about(*_subject(event)))
+                logger.warning(
+                    "on_event failed for a %s event, and may fail again unlogged",
+                    type(event).__name__,
+                    exc_info=True,
+                    extra=about(*_subject(event)),
+                )
 
     return emit
 

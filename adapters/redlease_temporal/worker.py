@@ -32,6 +32,7 @@ from .common.settings import checked
 from .exclusive.decorator import current_hold, exclusive
 from .plugin.runtime import LIBRARY_WORKFLOWS, Runtime
 from .plugin.worker_interceptor import WorkerInterceptor
+from .workflow_side.metrics import ResourceLabel
 
 __all__ = ["RedleasePlugin", "current_hold", "exclusive"]
 
@@ -64,6 +65,8 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         adopt_window: How long a run that was continued as new has to adopt the permits of its predecessor.
         wait_attempt: How long one attempt of a waiting activity lasts. A new attempt restores what Redis has lost.
         looks_per_second: The most calls per second by which a relay asks for the status of runs.
+        resource_label: Gets the name of a resource and returns what stands for it in the metrics of workflows: few
+            different values, such as the part before a colon. Without it they do not say which resource it was.
         **redis_options: Further options of a redis-py connection.
 
     Raises:
@@ -87,6 +90,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         adopt_window: Duration = 30.0,
         wait_attempt: Duration = 300.0,
         looks_per_second: float = 50.0,
+        resource_label: ResourceLabel | None = None,
         **redis_options: Any,
     ) -> None:
         self._settings = checked(
@@ -100,6 +104,9 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
             wait_attempt=wait_attempt,
             looks_per_second=looks_per_second,
         )
+        if resource_label is not None and not callable(resource_label):
+            raise ValueError(f"resource_label must be a function of a name, not {resource_label!r:.80}")
+        self._resource_label = resource_label
         self._runtimes: dict[Client, Runtime] = {}
         self._making = threading.Lock()
 
@@ -127,7 +134,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         if task_queue == internal_queue:
             return config
         runtime = self._runtime_of(client)
-        interceptor = WorkerInterceptor(runtime, internal_queue, self._settings.wait_attempt_s)
+        interceptor = WorkerInterceptor(runtime, internal_queue, self._settings.wait_attempt_s, self._resource_label)
         config["interceptors"] = [*config.get("interceptors", ()), interceptor]
         if config.get("workflows"):
             own = list(config.get("activities", ()))
@@ -176,7 +183,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
         """Adds what workflow code needs, and the library's own workflows. A replay has no side effects."""
-        interceptor = WorkerInterceptor(None, "redlease", self._settings.wait_attempt_s)
+        interceptor = WorkerInterceptor(None, "redlease", self._settings.wait_attempt_s, None)
         config["interceptors"] = [*config.get("interceptors", ()), interceptor]
         given = list(config.get("workflows", ()))
         config["workflows"] = [*given, *(own for own in LIBRARY_WORKFLOWS if own not in given)]

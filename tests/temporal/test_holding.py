@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from backend_flows import Consumer, Inside, On, guarded
 from lock_flows import Chain, Locked, Plain, Sleeper, Unlocked, Use, plain, work
-from temporal_tools import Place, names_of
+from temporal_tools import Place, holder_of, names_of
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowHandle
@@ -106,17 +107,31 @@ async def _holding(handles: list[WorkflowHandle[Any, str]]) -> WorkflowHandle[An
     return None
 
 
-async def test_metrics_tell_of_grants(place: Place, task_queue: str) -> None:
-    """Each grant is counted once, with its resource and how long it was waited for."""
+async def test_metrics_of_workflows(place: Place, task_queue: str, outside: Redlease) -> None:
+    """Each grant, wait, hold and loss is recorded once, however often the run is replayed, with a label of it."""
     buffer = MetricBuffer(10_000)
-    client = await place.client(runtime=Runtime(telemetry=TelemetryConfig(metrics=buffer)))
-    async with Worker(client, task_queue=task_queue, workflows=[Locked], activities=[work]):
-        use = Use("r", rounds=3)
+    runtime = Runtime(telemetry=TelemetryConfig(metrics=buffer))
+    plugin = place.plugin(resource_label=lambda name: name.partition(":")[0])
+    client = await place.client(runtime=runtime, plugins=[plugin])
+    # Without a cache each task of a run replays what was before it.
+    async with Worker(
+        client, task_queue=task_queue, workflows=[Locked, Sleeper], activities=[work], max_cached_workflows=0
+    ):
+        use = Use("r:1", rounds=3)
         await client.execute_workflow(Locked.run, use, id=task_queue, task_queue=task_queue)
+        losing = await client.start_workflow(Sleeper.run, use, id=f"{task_queue}-lost", task_queue=task_queue)
+        lock = outside.lock("r:1")
+        await eventually(lambda: holder_of(lock))
+        (permit,) = (await lock.inspect()).holders
+        await lock.release(permit.ticket)
+        assert await losing.result() == "lost"
     updates = [update for update in buffer.retrieve_updates() if update.metric.name.startswith("redlease_")]
-    granted = [update for update in updates if update.metric.name == "redlease_granted"]
-    assert [(update.value, update.attributes["resource"]) for update in granted] == [(1, "r")] * 3
-    assert [update.metric.unit for update in updates if update.metric.name == "redlease_wait"] == ["ms"] * 3
+    found = Counter(update.metric.name for update in updates)
+    grants, losses = "redlease_grants_total", "redlease_losses_total"
+    waits, holds = "redlease_wait_duration_seconds", "redlease_hold_duration_seconds"
+    assert found == {grants: 4, waits: 4, holds: 4, losses: 1}
+    assert {update.attributes["redlease_resource"] for update in updates} == {"r"}
+    assert all(0 <= update.value < 30 for update in updates)
 
 
 async def test_a_waiting_workflow_shows_its_place(client: Client, task_queue: str, pool: Semaphore) -> None:

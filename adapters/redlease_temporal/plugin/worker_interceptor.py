@@ -11,6 +11,7 @@ from temporalio.worker import (
     WorkflowInterceptorClassInput,
 )
 
+from redlease_temporal.workflow_side.metrics import ResourceLabel
 from redlease_temporal.workflow_side.run import Run
 
 from .activity_interceptor import GuardedActivities
@@ -21,9 +22,11 @@ from .workflow_interceptor import LockedWorkflow
 class WorkerInterceptor(Interceptor):
     """The interceptor of a worker. `runtime` is None if it only replays histories."""
 
-    def __init__(self, runtime: Runtime | None, task_queue: str, wait_attempt_s: float) -> None:
+    def __init__(
+        self, runtime: Runtime | None, task_queue: str, wait_attempt_s: float, label: ResourceLabel | None
+    ) -> None:
         self._runtime = runtime
-        new_run = functools.partial(Run, task_queue, wait_attempt_s)
+        new_run = functools.partial(Run, task_queue, wait_attempt_s, label)
         # The SDK constructs one per workflow with its own arguments only, so these are class attributes.
         members = {
             "new_run": staticmethod(new_run),

@@ -15,6 +15,7 @@ from redlease.models import Permit
 from redlease_temporal.errors import LeaseLost, lease_lost
 from redlease_temporal.payloads.locks import Guard
 
+from . import metrics
 from .requests import original_run_of
 from .run import Run, begin_guarding, current
 
@@ -86,6 +87,7 @@ class Hold:
         self._on_lost = on_lost
         self._why = ""
         self._ended = False
+        self._began = workflow.now()
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
         self._cancelled = False
@@ -119,6 +121,7 @@ class Hold:
         if self.lost or self._ended:
             return False
         self._end()
+        self._measure()
         return await to_its_end(self._release(self.permit))
 
     async def downgrade(self) -> None:
@@ -152,11 +155,18 @@ class Hold:
         """Marks the permit as lost, and cancels the body if `on_lost` says so."""
         if self.lost or self._ended:
             return
-        self.lost, self._why = True, why
-        workflow.metric_meter().create_counter("redlease_lost", "Permits lost while held").add(1)
+        self._note_loss(why)
         if self._on_lost == "cancel" and self._task is not None and not self._task.done():
             self._cancelled = True
             self._task.cancel(f"redlease: {why}")
+
+    def _note_loss(self, why: str) -> None:
+        self.lost, self._why = True, why
+        metrics.lost(self.permit.resource, self._run.resource_label)
+        self._measure()
+
+    def _measure(self) -> None:
+        metrics.held(self.permit.resource, self._run.resource_label, workflow.now() - self._began)
 
     def _end(self) -> None:
         self._ended = True
@@ -189,7 +199,7 @@ class Hold:
             return  # eviction: the garbage collector closes the run, in any thread and outside its event loop
         task, self._task = self._task, None
         if not self._ended and self._says_lost(error):
-            self.lost, self._why = True, "an activity that was begun under it was not let run"
+            self._note_loss("an activity that was begun under it was not let run")
         cancelled_here = self._take_back_cancel(task, error)
         if not self.lost and not self._ended and _ends_the_body(error):
             await self.release()

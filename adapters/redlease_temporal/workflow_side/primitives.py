@@ -15,6 +15,7 @@ from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.errors import misuse, misused
 from redlease_temporal.payloads import locks
 
+from . import metrics
 from .backend import Backend
 from .hold import Hold, HoldRequest, OnLost, to_its_end
 from .run import Run, current, ticket_of
@@ -161,7 +162,11 @@ class Semaphore:
         """
         run = current()
         wish = self._wish(run, self._asked(ticket, weight, owner, metadata), keep=False, queue=False)
-        return await self._backend.try_acquire(run, wish)
+        began = workflow.now()
+        permit = await self._backend.try_acquire(run, wish)
+        if permit is not None:
+            metrics.granted(self.name, run.resource_label, workflow.now() - began)
+        return permit
 
     async def adopt(
         self,
@@ -317,10 +322,7 @@ class Semaphore:
         began = workflow.now()
         with run.requesting():
             permit = await self._backend.acquire(run, wish, timeout)
-        meter = workflow.metric_meter().with_additional_attributes({"resource": self.name})
-        meter.create_counter("redlease_granted", "Permits granted").add(1)
-        waited_ms = max(0, (workflow.now() - began) // timedelta(milliseconds=1))
-        meter.create_histogram("redlease_wait", "Time from asking to the grant", "ms").record(waited_ms)
+        metrics.granted(self.name, run.resource_label, workflow.now() - began)
         return permit
 
     def _hold_of(self, run: Run, permit: Permit, on_lost: OnLost) -> Hold:

@@ -22,6 +22,7 @@ from redlease.models import Permit
 from redlease_temporal.payloads.locks import HEADER, Granted, Guard, Lost
 
 from .mailbox import RunMailbox
+from .metrics import ResourceLabel
 from .requests import original_run_of
 
 
@@ -43,6 +44,7 @@ class Run:
     Attributes:
         task_queue: Of the internal worker.
         wait_attempt_s: See `Settings`.
+        resource_label: What stands for a resource in metrics; None leaves it out.
         inherited: The guards under which the parent started this run.
         mailbox: Answers from the workflows that keep resources.
         fresh: The history length when a local activity granted each permit.
@@ -53,6 +55,7 @@ class Run:
 
     task_queue: str
     wait_attempt_s: float
+    resource_label: ResourceLabel | None = None
     inherited: list[Guard] = field(default_factory=list)
     tickets: dict[str, int] = field(default_factory=dict)
     holds: list[Held] = field(default_factory=list)

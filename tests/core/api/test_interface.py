@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import logging
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,10 +23,11 @@ from redlease.testing import fake_client
 from helpers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from conftest import MakeClient, OwnServer
 
+PAGE_OF_LOG = Path(__file__).parents[3] / "docs/logging.md"
 HOLD = {
     "check",
     "detach",
@@ -130,13 +132,27 @@ def test_pydantic_reads_permits() -> None:
         TypeAdapter(Permit).validate_python(said | {"fence": "x"})
 
 
-def test_every_record_says_what_it_is_about() -> None:
-    """Each call of a logger in the core gives the fields that docs/logging.md names."""
-    package = Path(redlease.__file__).parent
-    for path in sorted(package.rglob("*.py")):
+def logged() -> Iterator[tuple[Path, ast.Call]]:
+    """Yield each call of a logger in the core, and the file that it stands in."""
+    for path in sorted(Path(redlease.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger."):
-                assert "extra" in {keyword.arg for keyword in node.keywords}, f"{path.name}:{node.lineno}"
+                yield path, node
+
+
+def test_every_record_says_what_it_is_about() -> None:
+    """Each call of a logger in the core gives the fields that docs/logging.md names."""
+    for path, call in logged():
+        assert "extra" in {keyword.arg for keyword in call.keywords}, f"{path.name}:{call.lineno}"
+
+
+def test_the_page_of_the_log_has_every_record() -> None:
+    """Each message of the core fits one row of docs/logging.md, and each row a message."""
+    rows = re.findall(r"^\| (?!message|---)([^|]+) \|", PAGE_OF_LOG.read_text(), re.MULTILINE)
+    patterns = {row: re.compile(".*".join(map(re.escape, row.split("...")))) for row in rows}
+    messages = [ast.literal_eval(call.args[0]) for _, call in logged()]
+    found = [[row for row, pattern in patterns.items() if pattern.search(message)] for message in messages]
+    assert sorted(found) == sorted([row] for row in rows)
 
 
 async def test_a_lost_connection_comes_back_in_the_log(
