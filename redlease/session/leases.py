@@ -156,12 +156,13 @@ class Lease:
 
     def _renewed(self, sent_ms: float, reply: Reply) -> None:
         self._in_flight = False
+        if reply is None:
+            self._report_failure("no answer")
         now_ms = clock.now_ms()
         if self.ended or not self.check_deadline(now_ms):  # a reported loss is final
             return
         if reply is None:
             self.keeper.schedule.at(now_ms, self)  # another connection may serve the resource by now
-            self._report_failure("no answer")
         elif isinstance(reply, ErrorReply):
             self._refused(now_ms, reply)
         elif reply[1] == 0:

@@ -34,9 +34,9 @@ async def test_the_life_of_two_holds(engine: str, face: str, make_client: MakeCl
     assert (granted.fence, handed_on.fence) == (first.fence, hold.fence)
     assert queued == Queued("r", "b", 1, 0)
     assert handed_on.queued
-    assert 0 < handed_on.waited < 5
-    assert granted.waited < 5
-    assert 0 < released.held < 5
+    assert 0 < handed_on.waited < 60
+    assert granted.waited < 60
+    assert 0 < released.held < 60
     assert (ended.ticket, ended.fence) == ("b", hold.fence)
 
 
@@ -47,23 +47,22 @@ async def test_requests_that_end_without_a_grant(engine: str, face: str, make_cl
     permit = await lock.acquire()
     assert await lock.try_acquire() is None
     with pytest.raises(AcquireTimeout):
-        await lock.acquire(ticket="t", timeout=0.1)
+        await lock.acquire(ticket="t", timeout=0.5)
     assert await lock.release(permit)
     _, queued, abandoned, released = told
     assert [type(event) for event in told] == [Granted, Queued, Abandoned, Released]
     assert (queued.ticket, abandoned.ticket, abandoned.queued) == ("t", "t", True)
     assert abandoned.error == "AcquireTimeout"
-    assert 0.09 < abandoned.waited < 5
+    assert 0.49 < abandoned.waited < 60
     assert released == Released("r", permit.ticket, 1, permit.fence, None)
 
 
 async def test_a_loss_and_an_adoption(engine: str, face: str, make_client: MakeClient) -> None:
     """Each loss has its reason, and an adopted permit is a grant that did not wait."""
     told: list[Any] = []
-    lock, other = [(await make_client(on_event=told.append)).lock("r", lease=0.3) for _ in range(2)]
+    lock, other = [(await make_client(on_event=told.append)).lock("r", lease=1.0) for _ in range(2)]
     hold = await lock.hold(on_lost="signal")
     adopted = await other.adopt(hold.permit, on_lost="signal", max_hold=0.1)
-    await eventually(lambda: adopted.lost and hold.lost)
     await eventually(lambda: sum(isinstance(event, Lost) for event in told) == 2)
     grants = [event for event in told if isinstance(event, Granted)]
     assert [grant.fence for grant in grants] == [hold.fence, adopted.fence]
@@ -71,7 +70,7 @@ async def test_a_loss_and_an_adoption(engine: str, face: str, make_client: MakeC
     losses = {event.fence: event for event in told if isinstance(event, Lost)}
     assert losses[hold.fence].reason == "taken"
     assert losses[adopted.fence].reason == "max_hold"
-    assert losses[adopted.fence].held > 0.2
+    assert losses[adopted.fence].held > 0.09
 
 
 async def test_a_release_that_comes_too_late(
@@ -99,8 +98,8 @@ async def test_a_callback_that_raises(
 
     lock = (await make_client(on_event=on_event)).lock("r")
     for _ in range(3):
-        async with lock.hold(timeout=5) as hold:
-            waiting = asyncio.create_task(lock.acquire(timeout=5))
+        async with lock.hold() as hold:
+            waiting = asyncio.create_task(lock.acquire())
             await until_waiting(lock, 1)
         assert await lock.release(await waiting)
     with pytest.raises(LeaseLost):

@@ -21,17 +21,18 @@ async def test_a_server_that_goes_away(own_server: OwnServer, make_client: MakeC
     told: list[Any] = []
     server = own_server("valkey9")
     client = await make_client(url=server.url, on_event=told.append)
-    lock = client.lock("r", lease=0.6)
+    lock = client.lock("r", lease=1.2)
     with pytest.raises(LeaseLost):
         async with lock.hold() as hold:
             server.pause()  # a renewal is sent, and has no answer
             await asyncio.sleep(30)
     with pytest.raises(TimeoutError):
         await lock.acquire(ticket="late", timeout=0.2)
+    await eventually(lambda: {RenewalFailed, Disconnected} <= {type(event) for event in told})
     kinds = {type(event): event for event in told}
     lost, late, failed = kinds[Lost], kinds[Abandoned], kinds[RenewalFailed]
     assert (lost.reason, lost.fence) == ("expired", hold.fence)
-    assert 0.5 < lost.held < 5
+    assert 1.1 < lost.held < 60
     assert (late.ticket, late.error, late.queued) == ("late", "Unavailable", False)
     assert (failed.fence, failed.error) == (hold.fence, "no answer")
     assert "no answer for" in kinds[Disconnected].reason
@@ -49,7 +50,7 @@ async def test_a_server_that_comes_back(own_server: OwnServer, make_client: Make
     lost, found = told
     assert isinstance(lost, Disconnected)
     assert isinstance(found, Reconnected)
-    assert 0 < found.after < 5
+    assert 0 < found.after < 60
     assert server.url not in str(told)
     async with client.lock("r").hold():
         assert isinstance(told[-1], Granted)

@@ -66,7 +66,7 @@ async def test_what_a_reader_collects(
         await until_waiting(lock, 1)
         during = points(reader)
         with pytest.raises(TimeoutError):
-            await lock.acquire(timeout=0.1)
+            await lock.acquire(timeout=0.5)
     await lock.release(await waiting)
     hold = await lock.hold(ticket="t", on_lost="signal")
     await lock.release("t")
@@ -74,7 +74,7 @@ async def test_what_a_reader_collects(
     after = points(reader)
     assert during["redlease.grants"] == {"ledger": 1}
     assert during["redlease.queue.length"] == {"ledger": 1}
-    assert 0 < during["redlease.queue.longest_wait"]["ledger"] < 5
+    assert 0 < during["redlease.queue.longest_wait"]["ledger"] < 60
     assert after["redlease.queue.length"] == after["redlease.queue.longest_wait"] == {"ledger": 0}
     assert after["redlease.grants"] == after["redlease.wait.duration"] == {"ledger": 3}
     assert after["redlease.hold.duration"] == {"ledger": 2}  # one is released, one lost; a permit as data is no hold

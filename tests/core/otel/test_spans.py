@@ -80,7 +80,7 @@ async def test_a_waiter_is_linked_to_who_released(
     assert [link.context.span_id for link in wait_span.links] == [hold.context.span_id]
     assert wait_span.start_time is not None
     assert wait_span.end_time is not None
-    assert 0 < wait_span.end_time - wait_span.start_time < 5e9
+    assert 0 < wait_span.end_time - wait_span.start_time < 60e9
 
 
 async def test_failures_are_errors(observed: Redlease, tracers: TracerProvider, exporter: InMemorySpanExporter) -> None:
@@ -89,7 +89,7 @@ async def test_failures_are_errors(observed: Redlease, tracers: TracerProvider, 
     with tracers.get_tracer("test").start_as_current_span("caller"), pytest.raises(LeaseLost):
         async with lock.hold(ticket="t"):
             with pytest.raises(TimeoutError):
-                await lock.acquire(timeout=0.1)
+                await lock.acquire(timeout=0.5)
             await lock.release("t")
             await asyncio.sleep(30)
     wait, hold = named(exporter)["redlease.wait"], named(exporter)["redlease.hold"]
