@@ -1,8 +1,16 @@
-"""The extra fields of redlease's log records: every record of the logger `redlease` has them, None if unknown."""
+"""What redlease reports: the extra fields of its log records, and exceptions that it did not expect."""
 
 from __future__ import annotations
 
+import asyncio
+
 
 def about(resource: str | None = None, ticket: str | None = None, fence: int | None = None) -> dict[str, object]:
-    """Returns the `extra` of a record: formatters and filters find the fields as attributes of the record."""
+    """Returns the `extra` of a record: formatters and filters find the fields, None if unknown, as its attributes."""
     return {"resource": resource, "ticket": ticket, "fence": fence}
+
+
+def report(error: Exception) -> None:
+    """Passes the exception to the event loop's exception handler, which logs it by default; the caller retries."""
+    message = "redlease: an exception that it did not expect; what failed is done again"
+    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

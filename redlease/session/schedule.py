@@ -7,7 +7,7 @@ import heapq
 from typing import Protocol
 
 from redlease import clock
-from redlease.mistakes import report
+from redlease.log import report
 
 SENDS_A_TURN = 100  # per iteration of the loop, so that ten thousand items due at once make no burst
 # While the machine is suspended the loop's clock stands still, but the clock of deadlines runs: check this often.

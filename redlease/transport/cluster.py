@@ -17,7 +17,7 @@ from redis import exceptions
 from redis.asyncio import ConnectionPool
 
 from redlease.errors import RedleaseError
-from redlease.mistakes import report
+from redlease.log import report
 from redlease.protocol import encoding, scripts
 from redlease.protocol.encoding import Resource
 from redlease.protocol.faults import ErrorReply

@@ -25,8 +25,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 
 from redlease.errors import RedleaseError
 from redlease.events import Disconnected, Reconnected
-from redlease.log import about
-from redlease.mistakes import report
+from redlease.log import about, report
 from redlease.protocol import encoding, scripts
 from redlease.protocol.encoding import Resource
 from redlease.protocol.faults import ErrorReply

@@ -16,7 +16,7 @@ import hiredis
 from redis import exceptions
 from redis.asyncio import ConnectionPool
 
-from redlease.mistakes import report
+from redlease.log import report
 
 
 class Receiver(Protocol):
