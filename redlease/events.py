@@ -150,7 +150,7 @@ class RenewalFailed:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The connection to a server was lost; redlease connects again.
+    """The connection to the server was lost, or that to the first node of a cluster; redlease connects again.
 
     Attributes:
         reason: Why.
@@ -161,7 +161,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The connection to a server is there again.
+    """The connection to the server is there again, or those to all nodes of a cluster that are in use.
 
     Attributes:
         after: Seconds since it was lost.

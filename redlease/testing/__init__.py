@@ -21,7 +21,8 @@ def fake_client(*, server: FakeServer | None = None, **settings: Any) -> Redleas
     Args:
         server: A `fakeredis.FakeServer`, to share it between clients as processes share a real one; a new one by
             default.
-        **settings: As for `Redlease`: `prefix`, `owner`, `lease`, `waiter_lease`, `idle_ttl`, `call_timeout`.
+        **settings: As for `Redlease`: `prefix`, `owner`, `lease`, `waiter_lease`, `idle_ttl`, `call_timeout`,
+            `on_event`.
 
     Raises:
         ModuleNotFoundError: fakeredis is not installed: `pip install 'redlease[testing]'`.

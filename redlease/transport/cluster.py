@@ -12,11 +12,13 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterable
+from time import monotonic
 
 from redis import exceptions
 from redis.asyncio import ConnectionPool
 
 from redlease.errors import RedleaseError
+from redlease.events import Disconnected, Reconnected
 from redlease.log import report
 from redlease.protocol import encoding, scripts
 from redlease.protocol.encoding import Resource
@@ -93,6 +95,7 @@ class Cluster(Transport):
         self._listeners: list[tuple[str, Callable[[bytes], None]]] = []
         self._retiring: set[asyncio.Task[None]] = set()
         self._ask_first: Address | None = None
+        self._lost_at: float | None = None  # when the first of the nodes out of reach was lost; by `monotonic`
         self._stale = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -129,7 +132,6 @@ class Cluster(Transport):
         node = Node(address, pool, self._prefix, owner=self, channel=self._node_channel, on_message=self._on_message)
         self._nodes[address] = node
         node.load_too(self.scripts)
-        node.emit = self.emit
         node.be_patient_for(self._shortest_ms)
         for channel, listener in self._listeners:
             node.listen(channel, listener)
@@ -182,6 +184,7 @@ class Cluster(Transport):
     def on_node(self, node: Node) -> None:
         """Handles a node that can be called now, or has refused this client."""
         self._changes()
+        self._report_whole()
         self._on_ready(lambda resource: self.serves(node, resource))
 
     def lost(self, node: Node, why: str) -> None:
@@ -189,6 +192,17 @@ class Cluster(Transport):
         self.trouble = f"{node.address}: {why}"
         self._links.clear()
         self._stale.set()
+        if self._lost_at is None:
+            self._lost_at = monotonic()
+            if self.emit is not None:
+                self.emit(Disconnected(self.trouble))
+
+    def _report_whole(self) -> None:
+        """Tells that every node in use is in reach again, if one of them was not."""
+        if self._lost_at is not None and self._is_whole:
+            lost_s, self._lost_at = monotonic() - self._lost_at, None
+            if self.emit is not None:
+                self.emit(Reconnected(lost_s))
 
     def moved(self, node: Node) -> None:
         """Handles a node that no longer serves a slot: asks it first where the slots are."""
@@ -338,6 +352,7 @@ class Cluster(Transport):
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
         self._changes()
+        self._report_whole()
         if changed or asked:
             self._on_ready(
                 lambda resource: (

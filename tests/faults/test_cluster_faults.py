@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from redlease.events import Disconnected, Event, Reconnected
+
 from clusters import Cluster
 from proxy import Fault, Proxy
 from servers import REAL_ENGINES, available_engines
@@ -57,11 +59,18 @@ async def shaky(request: pytest.FixtureRequest) -> AsyncIterator[Shaky]:
 
 
 async def test_a_node_that_is_lost_as_it_becomes_ready(shaky: Shaky, make_client: MakeClient) -> None:
-    """Given up with the last reply of its opening, it is not called: requests wait for the next connection."""
-    client = await make_client(url=shaky.url)
+    """Given up with the last reply of its opening, it is not called: requests wait for the next connection.
+
+    Events tell when the first node is out of reach, and when none is any more.
+    """
+    told: list[type[Event]] = []
+    client = await make_client(url=shaky.url, on_event=lambda event: told.append(type(event)))
     for proxy in shaky.proxies:
         proxy.plan(Fault.ECHO, 1, "INFO")
     async with asyncio.timeout(5):
         for number in range(10):
             assert await client.lock(f"r{number}").acquire(timeout=2)
     assert sum(proxy.faults[Fault.ECHO] for proxy in shaky.proxies) == 3
+    found = [kind for kind in told if kind in {Disconnected, Reconnected}]
+    assert found
+    assert found == [Disconnected, Reconnected] * (len(found) // 2)

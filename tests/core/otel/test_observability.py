@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -16,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from redlease import LeaseLost, Unavailable
 from redlease.otel import Telemetry
+from redlease.testing import fake_client
 
 from helpers import eventually, until_waiting
 
@@ -78,6 +80,16 @@ async def test_what_is_asked_for_exists(dump: str) -> None:
     rows = dict(re.findall(r"^\| `(redlease\.[\w.]+)` \| `(redlease_\w+)`", PAGE.read_text(), re.MULTILINE))
     assert {name.removesuffix("_total") for name in rows.values()} == {family.name for family in families}
     assert all(spelled.startswith(name.replace(".", "_")) for name, spelled in rows.items())
+
+
+@pytest.mark.parametrize("code", re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+async def test_an_example_of_the_page_runs(code: str) -> None:
+    """As it stands, with an open client."""
+    async with fake_client() as client:
+        names: dict[str, Any] = {"client": client}
+        running = eval(compile(code, PAGE.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+        if running is not None:
+            await running
 
 
 def samples_of(name: str, samples: list[Sample]) -> set[tuple[str, str]]:
