@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -111,6 +112,21 @@ async def test_a_callback_that_raises(
     assert failed.exc_info is not None
     assert failed.exc_info[0] is ArithmeticError
     assert (failed.__dict__["resource"], "is lost" in lost.getMessage()) == ("r", True)
+
+
+async def test_a_callback_that_blocks(engine: str, face: str, make_client: MakeClient) -> None:
+    """It blocks the loop as anything else may: a lease that ends meanwhile is lost, and the body is told at once."""
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Granted):
+            time.sleep(0.4)
+
+    lock = (await make_client(on_event=on_event)).lock("r", lease=0.3)
+    with pytest.raises(LeaseLost):
+        async with lock.hold() as hold:
+            with pytest.raises(LeaseLost):
+                hold.check()
+            await hold.wait_lost()
 
 
 async def test_a_callback_that_is_none(engine: str, face: str, make_client: MakeClient) -> None:
