@@ -53,6 +53,8 @@ class Redlease(PrimitiveFactory):
         waiter_lease: Seconds after which the server drops the queue place of a process that has stopped responding. All
             requests of one client for one resource share a place, which lasts as long as the longest of their leases.
         idle_ttl: Seconds that an idle resource's state stays on the server.
+        history: How many entries of history the server keeps of each resource at least, for `history()`, up to 100,000.
+            It is a setting of the resource, which the next acquire stores; None leaves it as it is, at first 0.
         call_timeout: Seconds, outages included, after which a call without a `timeout` of its own raises `Unavailable`:
             `try_acquire`, `timeout=0`, `renew`, `release`, `check`, `inspect` and the like. Entering the client may
             take 5 s or this long, whichever is longer. `acquire()` and `hold()` without a `timeout` wait for ever.
@@ -75,9 +77,11 @@ class Redlease(PrimitiveFactory):
         lease: Duration = 30.0,
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
+        history: int | None = None,
         call_timeout: Duration = 5.0,
     ) -> None:
         settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
+        settings |= {"history": history}
         if isinstance(redis_client, RedisCluster):
             self._set_up(GivenServers(redis_client), prefix, call_timeout=call_timeout, **settings)
             return
@@ -100,6 +104,7 @@ class Redlease(PrimitiveFactory):
         lease: Duration = 30.0,
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
+        history: int | None = None,
         call_timeout: Duration = 5.0,
         **redis_options: Any,
     ) -> Self:
@@ -114,6 +119,7 @@ class Redlease(PrimitiveFactory):
             lease: See there.
             waiter_lease: See there.
             idle_ttl: See there.
+            history: See there.
             call_timeout: See there.
             **redis_options: Further options of a redis-py connection, `ssl_ca_certs` for example.
 
@@ -123,6 +129,7 @@ class Redlease(PrimitiveFactory):
         self = cls.__new__(cls)
         where = read_url(url, redis_options)
         settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
+        settings |= {"history": history}
         self._set_up(where, prefix, call_timeout=call_timeout, **settings)
         return self
 

@@ -21,10 +21,11 @@ from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 from . import clock
 from .errors import RedleaseError
 from .hold import lease_lost, lease_of
-from .models import Position, Snapshot
+from .models import HistoryEntry, Position, Snapshot
 from .protocol import scripts
 from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
 from .protocol.encoding import Resource, keys_pattern, pack
+from .protocol.histories import PAGE_ENTRIES, read_entry
 from .protocol.replies import Granted, Message, Queued, Status
 from .protocol.scripts import Script, read_lua
 from .protocol.snapshots import CHECKED_MOST, LOSSES_MOST, Reading
@@ -324,10 +325,11 @@ class Tickets:
         """
         reading = Reading(resource.name, declared, limit, counted)
         while (args := reading.args) is not None:
-            reading.add(await self._page(resource, args))
+            reading.add(await self._look(resource, scripts.INSPECT, args))
         return reading.snapshot()
 
-    async def _page(self, resource: Resource, args: tuple[int | bytes, ...]) -> list[Any]:
+    async def _look(self, resource: Resource, script: Script, args: tuple[int | str | bytes, ...]) -> list[Any]:
+        """Calls a script with a large reply; few of them are unanswered at a time."""
         limit_ms = self._connection.limit_ms
         try:
             async with asyncio.timeout(limit_ms / 1000):
@@ -335,7 +337,7 @@ class Tickets:
         except TimeoutError:
             raise self._connection.unavailable(resource, None, limit_ms) from None
         try:
-            answer = await self._connection.call(resource, scripts.INSPECT, *args, losses_most=LOSSES_MOST)
+            answer = await self._connection.call(resource, script, *args, losses_most=LOSSES_MOST)
         finally:
             self.session.looks.release()
         return answer.values
@@ -344,6 +346,17 @@ class Tickets:
         """How much of the resource is in use, and how many requests wait."""
         answer = await self._connection.call(resource, scripts.INSPECT, 0, 0, 1, "", "", "", 1)
         return Occupancy(*answer.values[2:5])
+
+    async def history(self, resource: Resource, count: int) -> list[HistoryEntry]:
+        """The last `count` entries of the history, the newest last, read in pages."""
+        entries: list[HistoryEntry] = []
+        while len(entries) < count:
+            before, most = entries[-1].id if entries else "", min(PAGE_ENTRIES, count - len(entries))
+            page = await self._look(resource, scripts.HISTORY, (before, most))
+            entries += map(read_entry, page)
+            if len(page) < most:
+                break
+        return entries[::-1]
 
     async def position(self, resource: Resource, ticket: str) -> Position | None:
         """Where a ticket stands in the queue; None if it neither waits nor holds a permit."""

@@ -61,6 +61,7 @@ class Redlease:
         lease: Duration = 30.0,
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
+        history: int | None = None,
         call_timeout: Duration = 5.0,
     ) -> None:
         self._set_up(
@@ -71,6 +72,7 @@ class Redlease:
                 lease=lease,
                 waiter_lease=waiter_lease,
                 idle_ttl=idle_ttl,
+                history=history,
                 call_timeout=call_timeout,
             )
         )
@@ -85,6 +87,7 @@ class Redlease:
         lease: Duration = 30.0,
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
+        history: int | None = None,
         call_timeout: Duration = 5.0,
         **redis_options: Any,
     ) -> Self:
@@ -98,6 +101,7 @@ class Redlease:
                 lease=lease,
                 waiter_lease=waiter_lease,
                 idle_ttl=idle_ttl,
+                history=history,
                 call_timeout=call_timeout,
                 **redis_options,
             )
@@ -164,11 +168,12 @@ class Redlease:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
+        history: int | None = None,
         durability: Durability | None = None,
     ) -> Lock:
         """Makes the lock of that name; as `redlease.Redlease.lock`, with its parameters and errors."""
         settings: Any = {"lease": lease, "owner": owner, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
-        settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "durability": durability}
+        settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "history": history, "durability": durability}
         return Lock(self._client, lambda client: client.lock(name, **settings))
 
     def semaphore(
@@ -182,11 +187,12 @@ class Redlease:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
+        history: int | None = None,
         durability: Durability | None = None,
     ) -> Semaphore:
         """Makes the semaphore of that name; as `redlease.Redlease.semaphore`, with its parameters and errors."""
         settings: Any = {"lease": lease, "owner": owner, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
-        settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "durability": durability}
+        settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "history": history, "durability": durability}
         return Semaphore(self._client, lambda client: client.semaphore(name, capacity, **settings))
 
     def rwlock(
@@ -199,11 +205,12 @@ class Redlease:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
+        history: int | None = None,
         durability: Durability | None = None,
     ) -> RWLock:
         """Makes the read-write lock of that name; as `redlease.Redlease.rwlock`, with its parameters and errors."""
         settings: Any = {"lease": lease, "owner": owner, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
-        settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "durability": durability}
+        settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "history": history, "durability": durability}
         return RWLock(self._client, lambda client: client.rwlock(name, **settings))
 
     def all(
