@@ -10,6 +10,7 @@ from redlease import HistoryEntry, Redlease, __version__
 from redlease.limits import HISTORY_MAX
 from redlease.overview import Overview
 
+from .bench import measure, show_measured
 from .changing import Yes, release_everybody, release_ticket, set_capacity, show_change
 from .connecting import LOCAL, AsJson, Name, Prefix, Url, resource_at, run, tell, told_in_one_line
 from .demo.command import run_demo
@@ -162,6 +163,17 @@ def doctor(url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = Fals
     findings = run(examine(url, prefix), status=2)
     show_findings(findings, as_json=as_json)
     raise typer.Exit(max(each.level for each in findings))
+
+
+@app.command()
+def bench(
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long each of the three measurements takes.")] = 1,
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+    as_json: AsJson = False,
+) -> None:
+    """Measure locks on your server, on resources of its own: a few seconds of full load, and nothing is left."""
+    show_measured(run(measure(url, prefix, seconds)), as_json=as_json)
 
 
 @app.command()
