@@ -18,7 +18,7 @@ from redlease.overview import Summary
 
 from command_line import HARMLESS, HOSTILE, run_async
 from helpers import cancel, eventually, queue_up
-from on_terminal import OnTerminal
+from on_terminal import PATIENCE_S, OnTerminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -196,14 +196,14 @@ async def test_on_a_terminal(servers: Servers, prefix: str, place: tuple[str, ..
         screen = await terminal.shows("gpu", HARMLESS)
         assert screen.index("gpu") < screen.index(HARMLESS)
         terminal.press("rr")
-        await eventually(lambda: terminal.screen.index(HARMLESS) < terminal.screen.index("gpu"), within=20)
+        await eventually(lambda: terminal.screen.index(HARMLESS) < terminal.screen.index("gpu"), within=PATIENCE_S)
         terminal.resize(10, 60)
         os.kill(terminal.process.pid, signal.SIGWINCH)
-        await eventually(lambda: terminal.screen.count("\n") == 9, within=20)
+        await eventually(lambda: terminal.screen.count("\n") == 9, within=PATIENCE_S)
         assert not {"\x9b", "\u202e"} & set(terminal.written)
         terminal.press("q")
         assert await terminal.status() == 0
-        await eventually(lambda: terminal.is_restored)
+        await eventually(lambda: terminal.is_restored, within=PATIENCE_S)
         await cancel(*waiting)
 
 
@@ -222,12 +222,12 @@ async def test_the_terminal_is_restored(end: Callable[[OnTerminal], None], statu
         await terminal.shows("q quit")
         assert not terminal.is_restored
         terminal.press("\x1a")
-        await eventually(lambda: terminal.is_restored, within=20)
+        await eventually(lambda: terminal.is_restored, within=PATIENCE_S)
         terminal.process.send_signal(signal.SIGCONT)
-        await eventually(lambda: not terminal.is_restored, within=20)
+        await eventually(lambda: not terminal.is_restored, within=PATIENCE_S)
         end(terminal)
         assert await terminal.status() == status
-        await eventually(lambda: terminal.is_restored)
+        await eventually(lambda: terminal.is_restored, within=PATIENCE_S)
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ async def test_a_server_that_goes_is_told_on_the_screen(own_server: OwnServer, p
         await terminal.shows("invoice", "the Redis server was not reached")
         terminal.press("q")
         assert await terminal.status() == 0
-        await eventually(lambda: terminal.is_restored)
+        await eventually(lambda: terminal.is_restored, within=PATIENCE_S)
 
 
 @pytest.mark.slow
