@@ -176,8 +176,8 @@ def place(servers: Servers, prefix: str) -> tuple[str, ...]:
 async def test_on_a_terminal(servers: Servers, prefix: str, place: tuple[str, ...]) -> None:
     """Resources come and go, are sorted, filtered and opened by keys, and q ends it with the terminal as it was."""
     async with (
-        Redlease.from_url(servers["valkey9"].url, prefix=prefix, history=50) as client,
-        OnTerminal("top", *place, "--every", "0.1") as terminal,
+        Redlease.from_url(servers["valkey9"].url, prefix=prefix, lease=600, waiter_lease=60, history=50) as client,
+        OnTerminal("top", *place, "--every", "0.1", columns=140) as terminal,
     ):
         await terminal.shows("0 resources, 0 of them held, 0 waiting", "q quit")
         gpu, other = client.semaphore("gpu", capacity=2), client.lock(HOSTILE)
