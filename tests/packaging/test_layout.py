@@ -38,7 +38,7 @@ LAYERS = (
     "guards",
     "primitives",
     "client",
-    "sync | overview",
+    "sync",
     "cli | testing",
 )
 ADAPTER_LAYERS = (
