@@ -14,7 +14,7 @@ from .errors import (
     Unavailable,
     Withdrawn,
 )
-from .models import Permit, Position, Snapshot, Waiter
+from .models import HistoryEntry, Permit, Position, Snapshot, Waiter
 
 if TYPE_CHECKING:
     from .client import Redlease
@@ -37,6 +37,7 @@ __all__ = [
     "Durability",
     "Duration",
     "Guard",
+    "HistoryEntry",
     "Hold",
     "HoldRequest",
     "Holds",

@@ -54,6 +54,8 @@ class Redlease(PrimitiveFactory):
         waiter_lease: Seconds after which the server drops the queue place of a process that has stopped responding. All
             requests of one client for one resource share a place, which lasts as long as the longest of their leases.
         idle_ttl: Seconds that an idle resource's state stays on the server.
+        history: How many entries of history the server keeps of each resource at least, for `history()`, up to 100,000.
+            It is a setting of the resource, which the next acquire stores; None leaves it as it is, at first 0.
         call_timeout: Seconds, outages included, after which a call without a `timeout` of its own raises `Unavailable`:
             `try_acquire`, `timeout=0`, `renew`, `release`, `check`, `inspect` and the like. Entering the client may
             take 5 s or this long, whichever is longer. `acquire()` and `hold()` without a `timeout` wait for ever.
@@ -78,10 +80,12 @@ class Redlease(PrimitiveFactory):
         lease: Duration = 30.0,
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
+        history: int | None = None,
         call_timeout: Duration = 5.0,
         on_event: OnEvent | None = None,
     ) -> None:
         settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
+        settings |= {"history": history}
         if isinstance(redis_client, RedisCluster):
             self._set_up(GivenServers(redis_client), prefix, call_timeout=call_timeout, on_event=on_event, **settings)
             return
@@ -104,6 +108,7 @@ class Redlease(PrimitiveFactory):
         lease: Duration = 30.0,
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
+        history: int | None = None,
         call_timeout: Duration = 5.0,
         on_event: OnEvent | None = None,
         **redis_options: Any,
@@ -119,6 +124,7 @@ class Redlease(PrimitiveFactory):
             lease: See there.
             waiter_lease: See there.
             idle_ttl: See there.
+            history: See there.
             call_timeout: See there.
             on_event: See there.
             **redis_options: Further options of a redis-py connection, `ssl_ca_certs` for example.
@@ -129,6 +135,7 @@ class Redlease(PrimitiveFactory):
         self = cls.__new__(cls)
         where = read_url(url, redis_options)
         settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
+        settings |= {"history": history}
         self._set_up(where, prefix, call_timeout=call_timeout, on_event=on_event, **settings)
         return self
 

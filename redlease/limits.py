@@ -19,6 +19,7 @@ OWNER_BYTES_MAX = 256
 METADATA_BYTES_MAX = 4096
 METADATA_JSON_BYTES_MAX = 8192  # as JSON, as the server stores it
 CAPACITY_MAX = 2**31 - 1
+HISTORY_MAX = 100_000  # entries, of some 70 bytes each
 PRIORITY_MAX = 100
 LEASE_MS_MIN = 10
 FENCE_MAX = 2**53 - 1  # what a double holds exactly: Lua has no other numbers
@@ -61,10 +62,10 @@ def checked_prefix(prefix: str) -> str:
     return prefix
 
 
-def checked_count(what: str, count: int, low: int = 1) -> int:
-    """Returns the count; raises ValueError if it is not a whole number from `low` to 2**31 - 1."""
-    if type(count) is not int or not low <= count <= CAPACITY_MAX:
-        raise ValueError(f"{what} must be a whole number from {low} to {CAPACITY_MAX}, not {_shown.repr(count)}")
+def checked_count(what: str, count: int, low: int = 1, high: int = CAPACITY_MAX) -> int:
+    """Returns the count; raises ValueError if it is not a whole number from `low` to `high`."""
+    if type(count) is not int or not low <= count <= high:
+        raise ValueError(f"{what} must be a whole number from {low} to {high}, not {_shown.repr(count)}")
     return count
 
 

@@ -8,6 +8,7 @@ and by pydantic if that parses it. Times are milliseconds of the Redis server's 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 UNCOUNTED = -1
 
@@ -107,3 +108,37 @@ class Snapshot:
             object.__setattr__(self, "in_use", sum(permit.weight for permit in self.holders))
         if self.waiting == UNCOUNTED:
             object.__setattr__(self, "waiting", len(self.waiters))
+
+
+Event = Literal["granted", "released", "lost", "forced", "adopted", "reduced", "resized"]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """Something that happened to a resource, as the server wrote it down together with the change itself.
+
+    Attributes:
+        id: Its id in the history of the resource: a later entry has a greater one, by its two numbers.
+        at_ms: When.
+        event: What: "granted"; "released" by its holder; "lost", since the lease ended, noted by the next acquire or by
+            its own client; "forced": an operator released it, or took it out of the queue, by its ticket; "adopted"
+            under a new owner; "reduced" to a smaller weight, as by `downgrade()`; "resized": the capacity changed.
+        ticket: Of the permit or waiter; empty for "resized".
+        owner: The name of its holder; for "adopted", of the new one.
+        fence: The fencing token of the permit; 0 for "resized", and for a waiter taken out of the queue.
+        weight: Units held or asked for; for "reduced", those that are left; 0 for "resized".
+        waited_ms: How long the request had waited in the queue; None where it does not say.
+        held_ms: How long the permit had been held, for "lost" until its lease ended; None where it does not say.
+        capacity: The new capacity, for "resized"; else None.
+    """
+
+    id: str
+    at_ms: int
+    event: Event
+    ticket: str
+    owner: str
+    fence: int
+    weight: int
+    waited_ms: int | None = None
+    held_ms: int | None = None
+    capacity: int | None = None

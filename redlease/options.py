@@ -55,20 +55,26 @@ def changed_terms(
     max_waiters: int | None = None,
     idle_ttl: Duration | None = None,
     lock_delay: Duration | None = None,
+    history: int | None = None,
     durability: Durability | None = None,
 ) -> Terms:
     """Returns the terms, changed by the parameters that are given; raises ValueError for a wrong one."""
-    changes: dict[str, Any] = {}
+    counts = {
+        "capacity": (capacity, 1, limits.CAPACITY_MAX),
+        "max_waiters": (max_waiters, 0, limits.CAPACITY_MAX),
+        "history": (history, 0, limits.HISTORY_MAX),
+    }
+    changes: dict[str, Any] = {
+        name: limits.checked_count(name, count, low, high)
+        for name, (count, low, high) in counts.items()
+        if count is not None
+    }
     if owner is not None:
         changes["owner"] = limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX)
     if lease is not None:
         changes["lease_ms"] = limits.milliseconds("lease", lease, limits.LEASE_MS_MIN)
-    if capacity is not None:
-        changes["capacity"] = limits.checked_count("capacity", capacity)
     if waiter_lease is not None:
         changes["waiter_lease_ms"] = limits.milliseconds("waiter_lease", waiter_lease, limits.LEASE_MS_MIN)
-    if max_waiters is not None:
-        changes["max_waiters"] = limits.checked_count("max_waiters", max_waiters, 0)
     if idle_ttl is not None:
         changes["idle_ttl_ms"] = limits.milliseconds("idle_ttl", idle_ttl, 1)
     if lock_delay is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, NamedTuple
 
@@ -21,11 +21,12 @@ from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 from . import clock
 from .errors import RedleaseError
 from .hold import lease_lost, lease_of
-from .models import Position, Snapshot
+from .models import HistoryEntry, Position, Snapshot
 from .protocol import scripts
 from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
 from .protocol.encoding import Resource, keys_pattern, pack
-from .protocol.replies import Granted, Message, Queued, Status
+from .protocol.histories import PAGE_ENTRIES, read_entry
+from .protocol.replies import Granted, Message, Queued, Status, Totals
 from .protocol.scripts import Script, read_lua
 from .protocol.snapshots import CHECKED_MOST, LOSSES_MOST, Reading
 from .session.leases import PendingRelease, Released
@@ -50,6 +51,7 @@ __all__ = [
     "Status",
     "Terms",
     "Tickets",
+    "Totals",
     "label",
     "lease_lost",
     "lease_of",
@@ -324,10 +326,11 @@ class Tickets:
         """
         reading = Reading(resource.name, declared, limit, counted)
         while (args := reading.args) is not None:
-            reading.add(await self._page(resource, args))
+            reading.add(await self._look(resource, scripts.INSPECT, args))
         return reading.snapshot()
 
-    async def _page(self, resource: Resource, args: tuple[int | bytes, ...]) -> list[Any]:
+    async def _look(self, resource: Resource, script: Script, args: tuple[int | str | bytes, ...]) -> list[Any]:
+        """Calls a script with a large reply; few of them are unanswered at a time."""
         limit_ms = self._connection.limit_ms
         try:
             async with asyncio.timeout(limit_ms / 1000):
@@ -335,15 +338,30 @@ class Tickets:
         except TimeoutError:
             raise self._connection.unavailable(resource, None, limit_ms) from None
         try:
-            answer = await self._connection.call(resource, scripts.INSPECT, *args, losses_most=LOSSES_MOST)
+            answer = await self._connection.call(resource, script, *args, losses_most=LOSSES_MOST)
         finally:
             self.session.looks.release()
         return answer.values
+
+    async def totals(self, resources: Sequence[Resource], looked_at: int) -> list[Totals]:
+        """Many resources in numbers, at little cost; `looked_at`: how many holders of each are looked at one by one."""
+        return [Totals(*values) for values in await self._connection.call_each(resources, scripts.TOTALS, looked_at)]
 
     async def occupancy(self, resource: Resource) -> Occupancy:
         """How much of the resource is in use, and how many requests wait."""
         answer = await self._connection.call(resource, scripts.INSPECT, 0, 0, 1, "", "", "", 1)
         return Occupancy(*answer.values[2:5])
+
+    async def history(self, resource: Resource, count: int) -> list[HistoryEntry]:
+        """The last `count` entries of the history, the newest last, read in pages."""
+        entries: list[HistoryEntry] = []
+        while len(entries) < count:
+            before, most = entries[-1].id if entries else "", min(PAGE_ENTRIES, count - len(entries))
+            page = await self._look(resource, scripts.HISTORY, (before, most))
+            entries += map(read_entry, page)
+            if len(page) < most:
+                break
+        return entries[::-1]
 
     async def position(self, resource: Resource, ticket: str) -> Position | None:
         """Where a ticket stands in the queue; None if it neither waits nor holds a permit."""

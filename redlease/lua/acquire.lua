@@ -1,10 +1,10 @@
 -- acquire: requests a permit; a repeated request gets its existing permit, with a full lease again, or keeps its place.
--- KEYS: state holders queue waiters
+-- KEYS: state holders queue waiters history
 -- ARGV: tag ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label
 --       (arrival: > 0: the sequence it had before, to queue again at that position; 0: at the tail; < 0: minus the rank at
 --       which the search for dead waiters continues if the queue is full; a leading "+": it was queued before, so it does not
---       declare its capacity again; weight: or "weight priority lock_delay_ms": for each step of the priority it queues ten places
---       ahead of the tail; the delay becomes that of the resource unless it is empty;
+--       declare its capacity again; weight: or "weight priority lock_delay_ms history": for each step of the priority it queues ten
+--       places ahead of the tail; the delay and how many entries of history to keep become those of the resource unless empty;
 --       waiter_lease_ms 0: never queue; max_waiters -1: no limit)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
@@ -14,8 +14,8 @@ local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease, idle, label = tonumber(ARGV[7]), tonumber(ARGV[11]), ARGV[12]
 
 -- What is usual: a new ticket of weight 1, on a resource without state or with the declared capacity unchanged; no tombstone,
--- no watcher, and no expiry of the keys to extend. Same effect as the general path after it.
-local was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket)
+-- no watcher, no history, and no expiry of the keys to extend. Same effect as the general path after it.
+local was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n')
 local fence = clock[1] * 1000000 + clock[2]
 if ARGV[6] == '1' and not was[6] and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
   local deadline, its_fence = now + lease, format('%d', fence)
@@ -27,8 +27,8 @@ if ARGV[6] == '1' and not was[6] and call('ZCARD', holders) + call('ZCARD', queu
   call('PEXPIREAT', state, ends)
   return {tag, GRANTED, fence, now, deadline, tonumber(ARGV[8])}
 end
-if ARGV[6] == '1' and not was[9] and was[4] == ARGV[8] and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
-  and fence > tonumber(was[1] or 0) and now >= tonumber(was[7] or 0) and now >= tonumber(was[8] or 0) then
+if ARGV[6] == '1' and not was[9] and not was[10] and was[4] == ARGV[8] and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
+  and fence > tonumber(was[1] or 0) and (not was[7] or now >= tonumber(was[7])) and (not was[8] or now >= tonumber(was[8])) then
   local capacity, used, waiting = tonumber(was[3]), call('ZCARD', holders) + (was[2] or 0), call('ZCARD', queue)
   local since = format('%d', now)
   if waiting == 0 and used < capacity then -- grant
@@ -68,20 +68,30 @@ if declared ~= wanted and (declared == 0 or string.byte(ARGV[5]) ~= 43) then
   was_declared, declared = declared, wanted
 end
 if not weight then
-  local its_weight, its_priority, delay = string.match(ARGV[6], '^(%d+) (%d+) (%d*)$')
+  local its_weight, its_priority, delay, entries = string.match(ARGV[6], '^(%d+) (%d+) (%d*) ?(%d*)$')
   weight, priority = tonumber(its_weight), tonumber(its_priority)
   if delay ~= '' then set('y', delay) end
+  if entries == '0' then
+    if was[10] then call('HDEL', state, 'n') end
+    was[10] = false
+  elseif entries ~= '' and entries ~= was[10] then
+    set('n', entries)
+    was[10] = entries
+  end
 end
 
 local function grant()
-  make_holder(ticket, weight, lease, place, request, label, now + lease)
+  make_holder(ticket, weight, lease, place, request, label, now + lease, now)
   commit(now + lease, idle)
   return {tag, GRANTED, fence, now, now + lease, capacity, was_declared}
 end
 
--- Free capacity, an empty queue, nothing to reap. The first write is one that a server out of memory refuses.
+-- Free capacity, an empty queue, nothing to reap, except for a history, which tells of losses without delay. The first write is
+-- one that a server out of memory refuses.
 local ahead = call('ZCARD', queue)
-if ahead == 0 and not record and used + weight <= capacity then return grant() end
+if ahead == 0 and not record and used + weight <= capacity and (not was[10] or call('ZCOUNT', holders, '-inf', now) == 0) then
+  return grant()
+end
 
 --#include queue
 --#include share
@@ -156,10 +166,10 @@ if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
     end
   end
   more = grant_waiting()
-  if call('ZCARD', queue) == 0 and used + weight > capacity and reap(BATCH) == BATCH then more = 1 end
+  if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) and reap(BATCH) == BATCH then more = 1 end
   if was_capacity > capacity then publish_capacity() end
   commit(deadline, idle)
-  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared}, false
+  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10]}, false
   ahead, wait = call('ZCARD', queue), soonest()
 end
 

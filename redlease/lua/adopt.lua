@@ -1,5 +1,5 @@
 -- adopt: takes over a held permit, with a new fence so that its former holder is refused from then on.
--- KEYS: state holders queue waiters
+-- KEYS: state holders queue waiters history
 -- ARGV: tag ticket fence request place lease_ms refence idle_ttl_ms label
 --       (refence 0: keep the fence)
 -- Reply: {tag, fence, granted_at, deadline, weight, capacity}; {tag, 0} if it is no longer held under that fence
@@ -33,5 +33,6 @@ if not alone then
 end
 lease_until(ticket, deadline)
 set('t' .. ticket, share.record(weight, held_fence, lease, since, place, request, label))
+if not repeated then note('adopted', ticket, held_fence, weight, now - since, label) end
 commit(deadline, idle)
 return {tag, tonumber(held_fence), tonumber(since), deadline, weight, capacity}

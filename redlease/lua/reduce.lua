@@ -1,5 +1,5 @@
 -- reduce: gives back a part of a permit's weight, and grants it to the queue. The permit keeps its fence and its lease.
--- KEYS: state holders queue waiters
+-- KEYS: state holders queue waiters history
 -- ARGV: tag ticket fence weight idle_ttl_ms
 -- Reply: {tag, held, more}; held 0 if the permit is no longer held under this fence. A weight that is not less changes nothing.
 -- Cost: O(log n), and O(log n) for each of at most 100 that it grants.
@@ -9,7 +9,7 @@ local tag, ticket, its_fence, weight, idle = ARGV[1], ARGV[2], ARGV[3], tonumber
 --#include queue
 read(ticket)
 if not record then return {tag, 0, 0} end
-local its_weight, held_fence = parse(record)
+local its_weight, held_fence, _, since, _, _, label = parse(record)
 local deadline = held_fence == its_fence and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
 if deadline <= now then return {tag, 0, 0} end
 if weight >= its_weight then return {tag, 1, 0} end
@@ -18,6 +18,7 @@ call('PEXPIREAT', state, format('%d', math.max(expires, now + idle))) -- allowed
 local shared = string.byte(record) == 48 and '0' or ''
 call('HSET', state, 't' .. ticket, shared .. format('%d', weight) .. string.match(record, '^%d+( .*)$'))
 used, excess = used - its_weight + weight, excess - its_weight + weight
+note('reduced', ticket, held_fence, weight, now - since, label)
 local more = grant_waiting()
 commit(now, idle)
 return {tag, 1, more}

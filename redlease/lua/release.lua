@@ -1,5 +1,5 @@
 -- release: removes a ticket, as holder or as waiter, and grants the freed capacity to the queue.
--- KEYS: state holders queue waiters
+-- KEYS: state holders queue waiters history
 -- ARGV: tag ticket request fence tombstone_ms notify idle_ttl_ms
 --       (fence given: only a holder with that fence; else request given: only that request, and the ticket if no other
 --       request shares it; neither: any. Other requests that share a removed ticket are notified; tombstone_ms > 0: late
@@ -11,9 +11,9 @@ local tag, ticket, its_request, its_fence = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
 
 -- What is usual: the holder's own client releases a live permit of weight 1, and the queue is empty, or its head fits and no
--- further waiter does. Same effect as the general path after it.
-local was = call('HMGET', state, 'f', 'e', 'c', 'k', 'w', 't' .. ticket, 'h')
-if was[6] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + idle and now >= tonumber(was[5] or 0) then
+-- further waiter does; no history is kept. Same effect as the general path after it.
+local was = call('HMGET', state, 'f', 'e', 'c', 'k', 'w', 't' .. ticket, 'h', 'n')
+if was[6] and not was[8] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + idle and (not was[5] or now >= tonumber(was[5])) then
   -- A request id that begins with "h" belongs to a hold, which must be notified when another client releases its permit.
   local held_fence, held_since = string.match(was[6], '^1 (%d+) %d+ (%d+)')
   local ends = held_fence == its_fence and call('ZSCORE', holders, ticket)
@@ -72,7 +72,7 @@ local function bury(request)
 end
 
 if record then
-  local weight, held_fence, _, since, place, request = parse(record)
+  local weight, held_fence, _, since, place, request, label = parse(record)
   local hit = its_fence == held_fence and held_fence ~= '0'
   if its_fence == '' then
     local was_there, rest = share.left(record, its_request)
@@ -89,6 +89,7 @@ if record then
       if deadline > now then
         released, lasted = 1, now - since
         remove_holder(ticket, weight)
+        note(notify and 'forced' or 'released', ticket, held_fence, weight, lasted, label)
       else
         lapse(ticket, weight, deadline)
       end
@@ -96,6 +97,7 @@ if record then
       call('ZCARD', holders)
       if lasts(place, request) then released = 1 end
       remove_waiter(ticket)
+      if notify then note('forced', ticket, '0', weight, now - since, label) end
     end
     -- A permit that was acquired as data and is not shared has no listener, so there is nobody to notify.
     if notify or string.find(request, '^h') or string.find(request, '{', 1, true) then

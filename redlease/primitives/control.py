@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator
 from typing import Literal
 
 from redlease import limits
-from redlease.models import Position, Snapshot
+from redlease.models import HistoryEntry, Position, Snapshot
 from redlease.options import AcquireOptions
 from redlease.protocol import snapshots
 from redlease.protocol.encoding import Resource
+from redlease.protocol.histories import HISTORY_COUNT
 from redlease.session.watching import snapshots_of
 from redlease.tickets import Tickets
 
@@ -70,6 +71,24 @@ class ResourceControl:
         """
         limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
         return await self._tickets.position(self._resource, ticket)
+
+    async def history(self, count: int = HISTORY_COUNT) -> list[HistoryEntry]:
+        """Returns what happened to the resource of late, the newest last, at most `count` entries.
+
+        The server writes a history only where `history=` of the client or the primitive asks for one, from the next
+        acquire on. It keeps the newest entries, about as many as
+        asked for, as long as the rest of the resource's state.
+
+        Raises:
+            Unavailable: The server was not reached.
+            ValueError: `count` is no number from 1 to 100,000.
+
+        Example:
+            >>> pool = client.semaphore("gpu", capacity=3, history=1000)  # doctest: +SKIP
+            >>> [entry.event for entry in await pool.history(2)]  # doctest: +SKIP
+            ['granted', 'released']
+        """
+        return await self._tickets.history(self._resource, limits.checked_count("count", count, 1, limits.HISTORY_MAX))
 
     async def resize(self, capacity: int) -> None:
         """Sets the capacity. Granted permits stay; a waiter whose weight no longer fits gets ValueError.

@@ -53,6 +53,7 @@ class PrimitiveFactory:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
+        history: int | None = None,
         durability: Durability | None = None,
     ) -> Lock:
         """Makes the lock of that name, a semaphore of capacity 1.
@@ -67,13 +68,14 @@ class PrimitiveFactory:
             lock_delay: Seconds for which the units of a holder whose lease ended without a release stay in use, so that
                 what it sent late arrives before the next holder begins. It is a setting of the resource, which the next
                 acquire stores; None leaves it as it is, at first 0. At most `idle_ttl`.
+            history: See the class.
             durability: How many replicas must have a grant before the caller gets it; by default none.
 
         Raises:
             ValueError: A parameter is wrong.
             RedleaseError: The client is closed.
         """
-        usual = self._wish(1, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, durability)
+        usual = self._wish(1, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, history, durability)
         return Lock(self.tickets, self._resource(name), usual)
 
     def semaphore(
@@ -87,6 +89,7 @@ class PrimitiveFactory:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
+        history: int | None = None,
         durability: Durability | None = None,
     ) -> Semaphore:
         """Makes the semaphore of that name.
@@ -102,6 +105,7 @@ class PrimitiveFactory:
             lock_delay: Seconds for which the units of a holder whose lease ended without a release stay in use, so that
                 what it sent late arrives before the next holder begins. It is a setting of the resource, which the next
                 acquire stores; None leaves it as it is, at first 0. At most `idle_ttl`.
+            history: See the class.
             durability: How many replicas must have a grant before the caller gets it; by default none.
 
         Raises:
@@ -109,7 +113,7 @@ class PrimitiveFactory:
             RedleaseError: The client is closed.
         """
         limits.checked_count("capacity", capacity)
-        usual = self._wish(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, durability)
+        usual = self._wish(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, history, durability)
         return Semaphore(self.tickets, self._resource(name), usual)
 
     def rwlock(
@@ -122,6 +126,7 @@ class PrimitiveFactory:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
+        history: int | None = None,
         durability: Durability | None = None,
     ) -> RWLock:
         """Makes the read-write lock of that name: any number of readers, or one writer.
@@ -130,7 +135,7 @@ class PrimitiveFactory:
         The parameters and errors are those of `lock`.
         """
         usual = self._wish(
-            limits.CAPACITY_MAX, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, durability
+            limits.CAPACITY_MAX, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, history, durability
         )
         return RWLock(self.tickets, self._resource(name), usual)
 
@@ -283,6 +288,7 @@ class PrimitiveFactory:
         idle_ttl: Duration | None,
         max_waiters: int | None,
         lock_delay: Duration | None,
+        history: int | None,
         durability: Durability | None,
     ) -> AcquireOptions:
         terms = options.changed_terms(
@@ -294,6 +300,7 @@ class PrimitiveFactory:
             idle_ttl=idle_ttl,
             max_waiters=max_waiters,
             lock_delay=lock_delay,
+            history=history,
             durability=durability,
         )
         return AcquireOptions.usual(terms)

@@ -19,6 +19,7 @@ class Terms(NamedTuple):
     max_waiters: int | None = None
     idle_ttl_ms: int = 86_400_000
     lock_delay_ms: int | None = None
+    history: int | None = None
     replicas: int = 0
     replicas_ms: int = 0
 
@@ -80,8 +81,9 @@ def pack_terms(terms: Terms, weight: int, written: str, *, priority: int = 0, qu
     waiter_lease_ms = terms.waiter_lease_ms if queue else 0
     most = -1 if terms.max_waiters is None else terms.max_waiters
     asked: int | str = weight
-    if priority or terms.lock_delay_ms is not None:
-        asked = f"{weight} {priority} {'' if terms.lock_delay_ms is None else terms.lock_delay_ms}"
+    settings = ["" if setting is None else str(setting) for setting in (terms.lock_delay_ms, terms.history)]
+    if priority or any(settings):
+        asked = " ".join((str(weight), str(priority), *settings))
     return pack(asked, terms.lease_ms, terms.capacity, waiter_lease_ms, most, terms.idle_ttl_ms, written)
 
 

@@ -1,4 +1,4 @@
-"""The operations: each is one Lua script, called by EVALSHA with the four keys of one resource.
+"""The operations: each is one Lua script, called by EVALSHA with the five keys of one resource.
 
 The first argument of each is a tag that the reply repeats, so that the client detects a reply to another call.
 """
@@ -18,7 +18,7 @@ class Script:
     holders start before the task that released.
     """
 
-    def __init__(self, name: str, args: str, text: str, keys: int = 4, *, deliver_after_pushes: bool = False) -> None:
+    def __init__(self, name: str, args: str, text: str, keys: int = 5, *, deliver_after_pushes: bool = False) -> None:
         self.name = name
         self.deliver_after_pushes = deliver_after_pushes
         self.args = ("tag", *args.split())
@@ -34,7 +34,7 @@ def read_lua(package: str, name: str) -> str:
 
 
 def operation(
-    name: str, args: str, *, package: str = "redlease", keys: int = 4, deliver_after_pushes: bool = False
+    name: str, args: str, *, package: str = "redlease", keys: int = 5, deliver_after_pushes: bool = False
 ) -> Script:
     """Makes an operation from a file in the `lua` directory of a package; `keys`: with those of the resource."""
     text = read_lua("redlease", "parts/prelude") + read_lua(package, name)
@@ -56,8 +56,10 @@ RESIZE = operation("resize", "capacity idle_ttl_ms")
 INSPECT = operation(
     "inspect", "most_holders most_waiters bytes after_deadline after_ticket after_sequence most_counted"
 )
+TOTALS = operation("totals", "most")
+HISTORY = operation("history", "before most")
 POSITION = operation("position", "ticket")
 CHECK = operation("check", "ticket fence")
 WATCH = operation("watch", "watch_ms")
 PROBE = Script("probe", "channel", read_lua("redlease", "probe"))
-SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, REDUCE, RESIZE, INSPECT, POSITION, CHECK, WATCH)
+SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, REDUCE, RESIZE, INSPECT, TOTALS, HISTORY, POSITION, CHECK, WATCH)

@@ -63,6 +63,7 @@ class Redlease:
         lease: Duration = 30.0,
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
+        history: int | None = None,
         call_timeout: Duration = 5.0,
         on_event: OnEvent | None = None,
     ) -> None:
@@ -74,6 +75,7 @@ class Redlease:
                 lease=lease,
                 waiter_lease=waiter_lease,
                 idle_ttl=idle_ttl,
+                history=history,
                 call_timeout=call_timeout,
                 on_event=on_event,
             )
@@ -89,6 +91,7 @@ class Redlease:
         lease: Duration = 30.0,
         waiter_lease: Duration = 10.0,
         idle_ttl: Duration = 86_400.0,
+        history: int | None = None,
         call_timeout: Duration = 5.0,
         on_event: OnEvent | None = None,
         **redis_options: Any,
@@ -103,6 +106,7 @@ class Redlease:
                 lease=lease,
                 waiter_lease=waiter_lease,
                 idle_ttl=idle_ttl,
+                history=history,
                 call_timeout=call_timeout,
                 on_event=on_event,
                 **redis_options,
@@ -170,11 +174,12 @@ class Redlease:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
+        history: int | None = None,
         durability: Durability | None = None,
     ) -> Lock:
         """Makes the lock of that name; as `redlease.Redlease.lock`, with its parameters and errors."""
         settings: Any = {"lease": lease, "owner": owner, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
-        settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "durability": durability}
+        settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "history": history, "durability": durability}
         return Lock(self._client, lambda client: client.lock(name, **settings))
 
     def semaphore(
@@ -188,11 +193,12 @@ class Redlease:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
+        history: int | None = None,
         durability: Durability | None = None,
     ) -> Semaphore:
         """Makes the semaphore of that name; as `redlease.Redlease.semaphore`, with its parameters and errors."""
         settings: Any = {"lease": lease, "owner": owner, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
-        settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "durability": durability}
+        settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "history": history, "durability": durability}
         return Semaphore(self._client, lambda client: client.semaphore(name, capacity, **settings))
 
     def rwlock(
@@ -205,11 +211,12 @@ class Redlease:
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
+        history: int | None = None,
         durability: Durability | None = None,
     ) -> RWLock:
         """Makes the read-write lock of that name; as `redlease.Redlease.rwlock`, with its parameters and errors."""
         settings: Any = {"lease": lease, "owner": owner, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
-        settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "durability": durability}
+        settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "history": history, "durability": durability}
         return RWLock(self._client, lambda client: client.rwlock(name, **settings))
 
     def all(

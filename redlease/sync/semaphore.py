@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Self
 import redlease
 from redlease import limits
 from redlease.limits import Duration
-from redlease.models import Permit, Position, Snapshot
+from redlease.models import HistoryEntry, Permit, Position, Snapshot
+from redlease.protocol.histories import HISTORY_COUNT
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
 
 from .bound import Bound, ProcessClient
@@ -203,6 +204,10 @@ class Semaphore(Bound[redlease.Semaphore]):
     def position(self, ticket: str) -> Position | None:
         """Returns where a request stands in the queue, by its ticket; as `redlease.Semaphore.position`."""
         return self._client.call(lambda: self._twin.position(ticket))
+
+    def history(self, count: int = HISTORY_COUNT) -> list[HistoryEntry]:
+        """Returns what happened to the resource of late, the newest last; as `redlease.Semaphore.history`."""
+        return self._client.call(lambda: self._twin.history(count))
 
     def resize(self, capacity: int) -> None:
         """Sets the capacity; as `redlease.Semaphore.resize`."""

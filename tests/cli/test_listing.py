@@ -10,8 +10,10 @@ import pytest
 import redis.asyncio
 
 from redlease import Redlease, Unavailable
-from redlease.cli.listing import LOOKED_AT, Summary, lines_of, matches, summaries
+from redlease.cli.listing import lines_of
 from redlease.cli.plain import span
+from redlease.primitives import overview
+from redlease.primitives.overview import LOOKED_AT, Overview, Summary, matches
 
 from clusters import Watched
 from command_line import HARMLESS, HOSTILE, run_async
@@ -31,7 +33,7 @@ def url(servers: Servers) -> str:
 
 async def names_of(client: Redlease, pattern: str = "*") -> list[str]:
     """Return the names that are listed, in order."""
-    return [each.resource for each in await summaries(client, pattern)]
+    return [each.resource for each in await Overview(client.tickets, pattern).look()]
 
 
 async def test_every_resource_is_listed_under_the_name_that_it_was_given(client: Redlease) -> None:
@@ -56,7 +58,7 @@ async def test_a_line_tells_what_is_held_and_who_waits(client: Redlease) -> None
     pool = client.semaphore("gpu", capacity=3)
     first, second = await pool.acquire(weight=2), await pool.acquire()
     waiting = await queue_up(pool, 2)
-    (line,) = await summaries(client)
+    (line,) = await Overview(client.tickets).look()
     snapshot = await pool.inspect()
     assert (line.resource, line.capacity, line.in_use, line.waiting, line.fence) == ("gpu", 3, 3, 2, second.fence)
     held_ms, waited_ms = (
@@ -109,14 +111,64 @@ async def test_a_long_queue_costs_no_more_than_a_short_one(own_server: OwnServer
 
         await eventually(all_wait)
         server.cli("CONFIG", "RESETSTAT")
-        (line,) = await summaries(client)
+        (line,) = await Overview(client.tickets).look()
         assert line.waiting == len(waiting)
         async with redis.asyncio.Redis.from_url(server.url) as raw:
             calls = {name: stats["calls"] for name, stats in (await raw.info("commandstats")).items()}
         assert "cmdstat_keys" not in calls
         assert calls["cmdstat_evalsha"] < 10  # one is the listing; the others are beats
-        assert calls["cmdstat_hget"] < 5 * LOOKED_AT
+        assert calls["cmdstat_hget"] < LOOKED_AT
         await cancel(*waiting)
+
+
+async def test_what_is_not_shown_is_read_seldom(
+    own_server: OwnServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A live view costs the server one script for each resource that it shows, and all others now and then."""
+    server = own_server("valkey9")
+    names = [f"r{number:02}" for number in range(50)]
+    async with Redlease.from_url(server.url, prefix=prefix) as client:
+        for name in names:
+            await client.lock(name).acquire()
+        seldom, soon = Overview(client.tickets), Overview(client.tickets)
+        await soon.look(())
+        monkeypatch.setattr(overview, "EACH_MS", 10_000)
+        first = await seldom.look({"r00", "gone"})
+        assert [each.resource for each in first] == names
+        for name in ("r00", "r49"):
+            await client.lock(name).resize(7)
+        server.cli("CONFIG", "RESETSTAT")
+        again = await seldom.look({"r00", "gone"})
+        async with redis.asyncio.Redis.from_url(server.url) as raw:
+            calls = {name: stats["calls"] for name, stats in (await raw.info("commandstats")).items()}
+        assert calls["cmdstat_evalsha"] == 1
+        assert not calls.keys() & {"cmdstat_keys", "cmdstat_scan"}
+        assert (again[0].capacity, again[49].capacity) == (7, 1)
+        assert (again[49].longest_hold_ms or 0) >= (first[49].longest_hold_ms or 0)
+
+        async def is_read() -> bool:
+            return (await soon.look(()))[49].capacity == 7
+
+        await eventually(is_read)
+
+
+async def test_the_dead_do_not_wait(client: Redlease, make_client: MakeClient) -> None:
+    """Waiters of a client that is gone are not counted when their place has lapsed, those of others are."""
+    lock = client.lock("r")
+    await lock.acquire()
+    gone = await make_client(waiter_lease=0.5)
+    waiting = [*await queue_up(gone.lock("r"), 3), *await queue_up(lock, 1)]
+    seen = Overview(client.tickets)
+    await gone.abandon()
+
+    async def one_is_left() -> bool:
+        return [each.waiting for each in await seen.look()] == [1]
+
+    await eventually(one_is_left)
+    (line,), snapshot = await seen.look(), await lock.inspect()
+    assert snapshot.waiting == 1
+    assert abs((line.longest_wait_ms or 0) - (snapshot.server_time_ms - snapshot.waiters[0].queued_at_ms)) < 1000
+    await cancel(*waiting)
 
 
 async def test_a_unix_socket_leads_to_its_server(servers: Servers, prefix: str) -> None:
@@ -140,7 +192,7 @@ async def test_a_server_that_is_gone_is_an_error(own_server: OwnServer, prefix: 
             with pytest.raises(Unavailable, match=f"the server 127.0.0.1:{server.port} did not answer"):
                 await master.ask("PING")
         with pytest.raises(Unavailable):
-            await summaries(client)
+            await Overview(client.tickets).look()
 
 
 @pytest.mark.slow
@@ -186,8 +238,8 @@ async def test_ls_prints_a_table_and_json(url: str, prefix: str) -> None:
 
 def test_a_long_name_moves_no_column() -> None:
     """Names come last, so that the numbers stand below each other however long a name is."""
-    wide = Summary("n" * 300, 2**31 - 1, 2**31 - 1, 5000, 90_000, 4_000_000, 1)
-    idle = Summary("idle", None, 0, 0, None, None, 0)
+    wide = Summary("n" * 300, 2**31 - 1, 2**31 - 1, 5000, 90_000, 4_000_000, 1, 0)
+    idle = Summary("idle", None, 0, 0, None, None, 0, 0)
     assert [line.plain for line in lines_of([wide, idle])] == [
         "held  waiting  longest wait  longest hold  resource",
         " all     5000     1 h 6 min    1 min 30 s  " + "n" * 300,

@@ -54,6 +54,10 @@ end
 -- Removes a holder whose lease has ended. With a lock delay its units stay in use for that long after it, held under a name of
 -- their own, which begins with a byte that no ticket, being UTF-8, contains.
 local function lapse(ticket, weight, ended)
+  if was[10] and string.byte(ticket) ~= 255 then
+    local _, its_fence, _, since, _, _, label = parse(call('HGET', state, 't' .. ticket) or '')
+    if its_fence then note('lost', ticket, its_fence, weight, ended - since, label) end
+  end
   remove_holder(ticket, weight)
   local until_ms = ended + tonumber(call('HGET', state, 'y') or 0)
   if until_ms > now and string.byte(ticket) ~= 255 then
@@ -85,7 +89,7 @@ local function grant_waiting()
     local head = call('ZRANGE', queue, 0, 0)[1]
     if not head then return 0 end
     local text = call('HGET', state, 't' .. head)
-    local weight, _, lease, _, place, request, label = parse(text or '')
+    local weight, _, lease, since, place, request, label = parse(text or '')
     local lapses = weight and lasts(place, request)
     if not lapses then
       remove_waiter(head)
@@ -94,7 +98,7 @@ local function grant_waiting()
       publish_to_sharers(place, request, 'm', ' ' .. capacity)
     elseif used + weight <= capacity then
       -- In this order: while its slot moves to another node, a missing key cannot be created, and the script fails here.
-      make_holder(head, weight, lease, place, request, label, lapses)
+      make_holder(head, weight, lease, place, request, label, lapses, since)
       call('ZREM', queue, head)
       publish_to_sharers(place, request, 'g', format(' %.0f %.0f %.0f %d', fence, now, lapses, capacity))
     elseif not reaped then

@@ -7,7 +7,7 @@ local new_holder, new_waiter = false, false -- whether a key may have been creat
 
 -- Reads the header and one ticket's record. It is the first access to state and holders: a key of a wrong type fails here.
 local function read(ticket)
-  was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket)
+  was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n')
   fence, excess = was[1] and tonumber(was[1]) or 0, was[2] and tonumber(was[2]) or 0
   used = call('ZCARD', holders) + excess
   capacity, declared = was[3] and tonumber(was[3]) or 0, was[4] and tonumber(was[4]) or 0
@@ -40,6 +40,13 @@ local function set(field, text)
   changes[size + 1], changes[size + 2], size = field, text, size + 2
 end
 
+-- Adds an entry to the history, where one is kept. No call fails if it cannot be written, for lack of memory or of the right.
+local function note(event, ticket, its_fence, weight, ms, label)
+  if not was[10] then return end
+  local owner = string.match(label, '^%[("[^"\\]*")') or string.sub(label, 2, 1600) -- with metadata only if it has escapes
+  redis.pcall('XADD', KEYS[5], 'MAXLEN', '~', was[10], '*', 'e', event, 't', ticket, 'f', its_fence, 'w', weight, 'm', ms, 'o', owner)
+end
+
 local function expire_all()
   for i = 1, 4 do call('PEXPIREAT', KEYS[i], format('%d', expires)) end
 end
@@ -55,7 +62,10 @@ local function commit(deadline, idle)
   end
   if fence ~= (tonumber(was[1]) or 0) then set('f', format('%d', fence)) end
   if excess ~= (tonumber(was[2]) or 0) then set('e', format('%d', excess)) end
-  if capacity ~= (tonumber(was[3]) or 0) then set('c', format('%d', capacity)) end
+  if capacity ~= (tonumber(was[3]) or 0) then
+    set('c', format('%d', capacity))
+    if was[3] then note('resized', '', '0', capacity, 0, '') end
+  end
   if declared ~= (tonumber(was[4]) or 0) then set('d', format('%d', declared)) end
   if size > 2 then call(unpack(changes, 1, size)) end
   if due then
@@ -67,6 +77,7 @@ local function commit(deadline, idle)
       call('PEXPIREAT', waiters, format('%d', expires))
     end
   end
+  if was[10] then redis.pcall('PEXPIREAT', KEYS[5], format('%d', expires)) end
   if watched > now then redis.pcall('PUBLISH', state .. ':watch', '') end
 end
 
@@ -81,10 +92,11 @@ local function lease_until(ticket, deadline)
   if call('ZADD', holders, format('%d', deadline), ticket) == 1 then new_holder = true end
 end
 
--- Adds a holder; the caller notifies its client.
-local function make_holder(ticket, weight, lease, place, request, label, deadline)
+-- Adds a holder, who has waited since then; the caller notifies its client.
+local function make_holder(ticket, weight, lease, place, request, label, deadline, since)
   lease_until(ticket, deadline)
   used, excess = used + weight, excess + weight - 1
   local first = string.find(request, '{', 1, true) and '0' or '' -- of a shared ticket
   set('t' .. ticket, format('%s%d %s %d %d %s %s %s', first, weight, next_fence(), lease, now, place, request, label))
+  note('granted', ticket, format('%d', fence), weight, now - since, label)
 end

@@ -40,9 +40,9 @@ def test_names_that_look_escaped_stay_apart(one: str, other: str) -> None:
 
 @given(texts)
 def test_all_keys_are_in_one_slot(name: str) -> None:
-    """The four keys of a resource share their one hash tag, and differ."""
+    """The five keys of a resource share their one hash tag, and differ."""
     keys = Resource("p", name).keys
-    assert len(set(keys)) == 4
+    assert len(set(keys)) == 5
     assert {key[key.index("{") : key.index("}") + 1] for key in keys} == {f"{{{encoding.escape(name)}}}"}
 
 

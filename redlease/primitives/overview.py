@@ -1,0 +1,133 @@
+"""All resources under a prefix in numbers, found and read at little cost to the server: for lists and live views."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from redlease import clock
+from redlease.protocol.encoding import Resource
+from redlease.tickets import Tickets, Totals
+
+# How many holders of a resource are looked at for the longest hold, so that each costs the server little.
+LOOKED_AT = 100
+BATCH = 256  # resources that are asked for together, so that memory is bounded however many there are
+EACH_MS = 6  # how long no other resource is read, for each that is: 300 times what that costs the server
+SCAN_EVERY_MS = 10_000  # how often new names are looked for, at most
+SCAN_SHARE = 100  # and how much longer than the last search the pause before the next one is: others may have many keys
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A resource in a line; the longest hold and wait in ms by the server's clock, None if nobody holds or waits.
+
+    Attributes:
+        resource: Its name.
+        capacity: Units that may be held at once; None if no process has declared any.
+        in_use: Units in use.
+        waiting: How many requests wait. Those of a client that died more than a minute ago may be counted until the
+            queue reaches them.
+        longest_hold_ms: How long the permit is held that was granted first, of the first hundred whose leases end.
+        longest_wait_ms: How long the first request in the queue has waited.
+        fence: The last fence granted, 0 if none is known.
+        history: How many entries of history are kept, 0 for none.
+    """
+
+    resource: str
+    capacity: int | None
+    in_use: int
+    waiting: int
+    longest_hold_ms: int | None
+    longest_wait_ms: int | None
+    fence: int
+    history: int
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Returns True if the name matches a glob as Redis has them: `*`, `?`, `[ab]`, `[^ab]`, and a backslash."""
+    # fnmatch negates with "!", and has no backslash but for a set of one character.
+    translated = re.sub(r"\\(.)", lambda found: f"[{found[1]}]", pattern).replace("[^", "[!")
+    return fnmatchcase(name, translated)
+
+
+class Overview:
+    """The resources whose names match a pattern, to be looked at once or again and again.
+
+    A look costs the server one short script a resource, about 20 µs. New names are found by SCAN, which visits all keys
+    of the database, and so only now and then: every ten seconds, less often if it takes more than a tenth of a second.
+
+    Args:
+        tickets: Those of an entered client.
+        pattern: A glob as Redis has them.
+
+    Example:
+        >>> overview = Overview(client.tickets, "gpu-*")  # doctest: +SKIP
+        >>> [summary.resource for summary in await overview.look()]  # doctest: +SKIP
+        ['gpu-1', 'gpu-2']
+    """
+
+    def __init__(self, tickets: Tickets, pattern: str = "*") -> None:
+        self._tickets = tickets
+        self._pattern = pattern
+        self._known: dict[str, Resource] = {}
+        self._seen: dict[str, tuple[float, Totals]] = {}  # and when, by the local clock
+        self._scan_at_ms = self._all_at_ms = 0.0
+
+    async def look(self, shown: Collection[str] | None = None) -> list[Summary]:
+        """Returns the resources, sorted by what needs attention: the longest wait, then the name.
+
+        Args:
+            shown: The names that a live view shows. They are read at each look, and all others only so often that the
+                server spends less than a hundredth of its time on them: of a thousand resources, every six seconds.
+                In between, their waits and holds are assumed to go on. By default all are read.
+
+        Raises:
+            Unavailable: The server was not reached.
+            RedleaseError: The server refused, SCAN for example.
+        """
+        now_ms = clock.now_ms()
+        if shown is not None and now_ms < self._all_at_ms:
+            await self._read([resource for name in shown if (resource := self._known.get(name))])
+        else:
+            if now_ms >= self._scan_at_ms:
+                await self._find()
+            await self._read(list(self._known.values()))
+            self._all_at_ms = now_ms + EACH_MS * len(self._known)
+        now_ms = clock.now_ms()
+        found = [_summary(name, totals, int(now_ms - read_ms)) for name, (read_ms, totals) in self._seen.items()]
+        return sorted(found, key=lambda each: (-(each.longest_wait_ms or 0), each.resource))
+
+    async def _read(self, resources: list[Resource]) -> None:
+        for at in range(0, len(resources), BATCH):
+            batch = resources[at : at + BATCH]
+            for resource, totals in zip(batch, await self._tickets.totals(batch, LOOKED_AT), strict=True):
+                if totals.capacity or totals.fence:
+                    self._seen[resource.name] = clock.now_ms(), totals
+                else:  # its state has expired
+                    self._known.pop(resource.name, None)
+                    self._seen.pop(resource.name, None)
+
+    async def _find(self) -> None:
+        began_ms = clock.now_ms()
+        async for name in self._tickets.names():
+            if name not in self._known and matches(name, self._pattern):
+                self._known[name] = self._tickets.resource(name)
+        now_ms = clock.now_ms()
+        self._scan_at_ms = now_ms + max(SCAN_EVERY_MS, SCAN_SHARE * (now_ms - began_ms))
+
+
+def _summary(name: str, totals: Totals, since_ms: int) -> Summary:
+    """Returns the line for what was read so long ago."""
+    now_ms = totals.now_ms + since_ms
+    return Summary(
+        name,
+        totals.capacity or None,
+        totals.in_use,
+        totals.waiting,
+        now_ms - totals.held_since_ms if totals.held_since_ms else None,
+        now_ms - totals.queued_since_ms if totals.queued_since_ms else None,
+        totals.fence,
+        totals.history,
+    )

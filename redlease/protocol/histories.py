@@ -1,0 +1,33 @@
+"""Reads the history of a resource."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from redlease.models import Event, HistoryEntry
+
+HISTORY_COUNT = 100  # how many entries are read by default
+PAGE_ENTRIES = 250  # of at most 2 kB, so that no reply is too large: see `snapshots.PAGE_BYTES`
+
+_decode = json.JSONDecoder().raw_decode
+
+
+def read_entry(entry: list[Any]) -> HistoryEntry:
+    """Parses an entry as `note` in state.lua wrote it."""
+    id_, words = entry[0].decode(), [word.decode(errors="replace") for word in entry[1]]
+    fields = dict(zip(words[::2], words[1::2], strict=True))
+    event, weight, span_ms = cast("Event", fields["e"]), int(fields["w"]), int(fields["m"])
+    resized, waited = event == "resized", event == "granted" or (event == "forced" and fields["f"] == "0")
+    return HistoryEntry(
+        id_,
+        int(id_.partition("-")[0]),
+        event,
+        fields["t"],
+        _decode(fields["o"])[0] if fields["o"] else "",
+        int(fields["f"]),
+        0 if resized else weight,
+        waited_ms=span_ms if waited else None,
+        held_ms=None if waited or resized else span_ms,
+        capacity=weight if resized else None,
+    )
