@@ -39,7 +39,7 @@ LAYERS = (
     "primitives",
     "client",
     "sync",
-    "cli | testing",
+    "cli | testing | integrations",
 )
 ADAPTER_LAYERS = (
     "payloads",
