@@ -47,7 +47,8 @@ def client(using: str = "default") -> redlease.sync.Redlease:
         using: Which of the servers in the setting `REDLEASE`.
 
     Raises:
-        ImproperlyConfigured: The setting lacks that server, or is wrong.
+        ImproperlyConfigured: The setting lacks that server, or has a key that is none.
+        ValueError: One of its values is wrong.
 
     Example:
         >>> with client().lock("invoice:42").hold(timeout=2) as hold:  # doctest: +SKIP
@@ -67,7 +68,8 @@ def async_client(using: str = "default") -> redlease.Redlease:
         using: Which of the servers in the setting `REDLEASE`.
 
     Raises:
-        ImproperlyConfigured: The setting lacks that server, or is wrong.
+        ImproperlyConfigured: The setting lacks that server, or has a key that is none.
+        ValueError: One of its values is wrong.
     """
     key = asyncio.get_running_loop(), _options(using)
     if key not in _of_loops:

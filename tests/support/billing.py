@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import redis
 import redis.asyncio
 
 BEGUN = "billing:begun"
 WITHIN_S = 20
+OPTIONS: Any = {"decode_responses": True, "socket_timeout": 2 * WITHIN_S}
 
 
 class Begun(NamedTuple):
@@ -29,14 +29,14 @@ def go_key(account: str) -> str:
 
 def charge_blocking(account: str, fence: int) -> None:
     """Charge an account; raises what the test says."""
-    with redis.Redis.from_url(os.environ["REDIS_URL"], decode_responses=True) as raw:
+    with redis.Redis.from_url(os.environ["REDIS_URL"], **OPTIONS) as raw:
         raw.rpush(BEGUN, json.dumps([account, fence, os.getpid()]))
         _end(raw.blpop([go_key(account)], WITHIN_S))
 
 
 async def charge(account: str, fence: int) -> None:
     """Charge an account; raises what the test says."""
-    async with redis.asyncio.Redis.from_url(os.environ["REDIS_URL"], decode_responses=True) as raw:
+    async with redis.asyncio.Redis.from_url(os.environ["REDIS_URL"], **OPTIONS) as raw:
         await raw.rpush(BEGUN, json.dumps([account, fence, os.getpid()]))
         _end(await raw.blpop([go_key(account)], WITHIN_S))
 
@@ -55,7 +55,7 @@ class Billing:
 
     async def begun(self) -> Begun:
         """Wait until the next charge has begun."""
-        async with redis.asyncio.Redis.from_url(self._url, decode_responses=True) as raw:
+        async with redis.asyncio.Redis.from_url(self._url, **OPTIONS) as raw:
             found = await raw.blpop([BEGUN], WITHIN_S)
             assert found is not None, "no charge has begun"
             return Begun(*json.loads(found[1]))
