@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -95,7 +95,7 @@ async def serving(project: Project, *options: str) -> AsyncIterator[httpx.AsyncC
 async def test_views_in_forked_workers(
     django: Project, billing: Billing, observer: Redlease, server: Server, options: list[str]
 ) -> None:
-    """Sync and async views exclude each other: 409 and 503 without a lock; a failed view and a killed worker free it."""
+    """Sync and async views exclude each other; 409 and 503 without a lock; a view that fails frees it."""
     lock = observer.lock("account:ann")
     async with serving(django, *options) as http:
         first = asyncio.create_task(http.get("/pay/ann"))

@@ -41,7 +41,7 @@ async def charge(account: str, fence: int) -> None:
         _end(await raw.blpop([go_key(account)], WITHIN_S))
 
 
-def _end(word: object) -> None:
+def _end(word: Any) -> None:
     assert word is not None, "the test has not let it go on"
     if word[1] == "fail":
         raise RuntimeError("the card was refused")
