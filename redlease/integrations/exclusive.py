@@ -10,13 +10,15 @@ from typing import Any, NoReturn, ParamSpec
 
 from redlease.errors import AcquireTimeout, RedleaseError, Unavailable
 from redlease.limits import Duration
+from redlease.log import about
 from redlease.primitives.guarded import checked_key, parameter_for_hold, passed
 from redlease.sync import Hold, Semaphore
+from redlease.sync.guarded import checked_function, checked_result
 
 P = ParamSpec("P")
 NotGranted = Callable[[RedleaseError], Any]
 
-log = logging.getLogger("redlease.integrations")
+logger = logging.getLogger("redlease.integrations")
 
 
 def fail(error: RedleaseError) -> NoReturn:
@@ -28,7 +30,7 @@ def skip(error: RedleaseError) -> None:
     """Has the call return None if others hold the permit; raises `Unavailable`, as then perhaps nobody does."""
     if not isinstance(error, AcquireTimeout):
         raise error
-    log.info("skipped, since another call runs: %s", error, extra={"resource": error.resource, "ticket": error.ticket})
+    logger.info("skipped, since others hold the permit: %s", error, extra=about(error.resource, error.ticket))
 
 
 def checked_wait(not_granted: NotGranted, timeout: Duration | None) -> Duration | None:
@@ -59,7 +61,7 @@ def exclusive(
     request = pool.guarded(key=key, **options)._request
 
     def decorate(function: Callable[P, Any]) -> Callable[P, Any]:
-        parameter = parameter_for_hold(function, Hold)
+        parameter = parameter_for_hold(checked_function(function), Hold)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -71,7 +73,7 @@ def exclusive(
                     return not_granted(error)
                 if parameter is not None and parameter not in passed(function, *args, **kwargs):
                     kwargs[parameter] = hold
-                return function(*args, **kwargs)
+                return checked_result(function, function(*args, **kwargs))
 
         return call
 

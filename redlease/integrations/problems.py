@@ -9,7 +9,7 @@ from redlease.errors import AcquireTimeout, NotReplicated, QueueFull, RedleaseEr
 CONTENT_TYPE = "application/problem+json"
 
 # The answers go to strangers: neither the names of resources nor the address of the server is in them.
-BUSY = 503, "The request was not carried out. Send it again later."
+BUSY = 503, "The request could not be carried out now."
 ANSWERS: dict[type[RedleaseError], tuple[int, str]] = {
     AcquireTimeout: (409, "Another request is at work on this. Send the request again later."),
     StaleFence: (409, "A later request has been at work on this, and nothing was written over it."),

@@ -77,13 +77,18 @@ async def result_of(sent: Any, project: Project) -> Any:
         return stored["result"]
 
 
-async def test_tasks_that_do_not_wait(load: Callable[..., ModuleType], observer: Redlease) -> None:
+async def test_tasks_that_do_not_wait(
+    load: Callable[..., ModuleType], observer: Redlease, caplog: pytest.LogCaptureFixture
+) -> None:
     """One is skipped while others hold; the other is retried as often as its task says, and then fails."""
+    caplog.set_level("INFO", "redlease.integrations")
     tasks = load("celery", "tasks")
     tasks.sync_stock.max_retries = 2
     async with observer.lock("stock"), observer.semaphore("thumbnails", capacity=3).hold(weight=3):
         skipped = await asyncio.to_thread(tasks.draw_thumbnails.apply)
         assert (skipped.state, skipped.result) == ("SUCCESS", None)
+        (record,) = [record for record in caplog.records if record.name == "redlease.integrations"]
+        assert vars(record)["resource"] == "thumbnails"
         retried = await asyncio.to_thread(tasks.sync_stock.apply)
         assert isinstance(retried.result, AcquireTimeout)
     assert (await asyncio.to_thread(tasks.sync_stock.apply)).result == "synchronised"
@@ -125,3 +130,9 @@ def test_choices_that_are_wrong(load: Callable[..., ModuleType]) -> None:
         tasks.exclusive(tasks.client.lock("customer"), when_held="drop")
     with pytest.raises(ValueError, match="a timeout needs when_held"):
         tasks.exclusive(tasks.client.lock("customer"), when_held="skip", timeout=5)
+
+    async def late() -> None:
+        """Go on after the call."""
+
+    with pytest.raises(ValueError, match="decorates functions that are done when they return"):
+        tasks.exclusive(tasks.client.lock("customer"))(late)
