@@ -33,7 +33,7 @@ from tasks import app
 app.conf.broker_transport_options |= {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 """
 WORKER = ("-m", "celery", "-A", "fast", "worker", "--concurrency", "1", "--prefetch-multiplier", "1")
-LEASE = 3
+LEASE = 4
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ async def test_one_task_at_a_time_though_a_worker_is_killed(
         first = tasks.charge_customer.delay("ann")
         begun = await billing.begun()
         second = tasks.charge_customer.delay("ann")
-        await until_waiting(lock, 1, within=20)
+        await until_waiting(lock, 1, within=40)
         await billing.end("ann")
         later = await billing.begun()
         assert later.fence > begun.fence
@@ -59,10 +59,10 @@ async def test_one_task_at_a_time_though_a_worker_is_killed(
 
         (killed,) = [worker for worker in workers if worker.pid == os.getpgid(later.pid)]
         os.killpg(killed.pid, signal.SIGKILL)
-        await until_waiting(lock, 1, within=20)  # delivered again, while the lease of the dead one lasts
-        assert [permit.fence for permit in (await lock.inspect()).holders] == [later.fence]
+        (left,) = (await lock.inspect()).holders
         again = await billing.begun()
-        assert (again.pid, again.fence > later.fence) == (begun.pid, True)
+        assert again.pid == begun.pid
+        assert again.fence >= left.expires_at_ms * 1000, "granted before the lease ended: fences count microseconds"
         await billing.end("ann")
         assert await result_of(second, project) == again.fence
     assert await billing.count() == 0
@@ -72,7 +72,7 @@ async def test_one_task_at_a_time_though_a_worker_is_killed(
 async def result_of(sent: Any, project: Project) -> Any:
     """Wait until a task has succeeded, and return its result."""
     async with redis.asyncio.Redis.from_url(project.url) as raw:
-        stored = json.loads(await eventually(lambda: raw.get(f"celery-task-meta-{sent.id}"), within=20))
+        stored = json.loads(await eventually(lambda: raw.get(f"celery-task-meta-{sent.id}"), within=40))
         assert stored["status"] == "SUCCESS", stored
         return stored["result"]
 

@@ -79,7 +79,7 @@ async def serving(project: Project, *options: str) -> AsyncIterator[httpx.AsyncC
                 return (await http.get("/")).status_code == 404
             return False
 
-        await eventually(answers, within=20)
+        await eventually(answers, within=40)
         yield http
 
 

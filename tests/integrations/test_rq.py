@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from servers import Server
 
 WORKER = ("-m", "rq.cli", "worker")
-LEASE = 2
+LEASE = 4
 
 
 @pytest.mark.slow
@@ -42,20 +42,19 @@ async def test_one_job_at_a_time_though_a_work_horse_is_killed(
         first = shop.bill("ann")
         begun = await billing.begun()
         second = shop.bill("ann")
-        await until_waiting(lock, 1, within=20)
+        await until_waiting(lock, 1, within=40)
         await billing.end("ann")
         later = await billing.begun()
         assert later.fence > begun.fence
-        await eventually(lambda: first.get_status() is JobStatus.FINISHED)
+        await eventually(lambda: first.get_status() is JobStatus.FINISHED, within=40)
         assert first.return_value() == begun.fence
 
         os.kill(later.pid, signal.SIGKILL)
-        await until_waiting(lock, 1, within=20)  # queued again, while the lease of the dead one lasts
-        assert [permit.fence for permit in (await lock.inspect()).holders] == [later.fence]
+        (left,) = (await lock.inspect()).holders
         again = await billing.begun()
-        assert again.fence > later.fence
+        assert again.fence >= left.expires_at_ms * 1000, "granted before the lease ended: fences count microseconds"
         await billing.end("ann")
-        await eventually(lambda: second.get_status() is JobStatus.FINISHED)
+        await eventually(lambda: second.get_status() is JobStatus.FINISHED, within=40)
         assert second.return_value() == again.fence
     assert await billing.count() == 0
     shop.queue.connection.close()

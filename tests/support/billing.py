@@ -10,7 +10,7 @@ import redis
 import redis.asyncio
 
 BEGUN = "billing:begun"
-WITHIN_S = 20
+WITHIN_S = 40
 OPTIONS: Any = {"decode_responses": True, "socket_timeout": 2 * WITHIN_S}
 
 
