@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pages import Project
     from servers import Server
 
-# Abandoned messages are looked for each second: what a page for production has no reason to show.
+# Abandoned messages are looked for each second.
 FAST = """
 from tasks import app
 
@@ -41,7 +41,7 @@ async def test_one_task_at_a_time_though_a_worker_is_killed(
     load: Callable[..., ModuleType], project: Project, billing: Billing, observer: Redlease
 ) -> None:
     """A second task for a customer waits on the other worker; a task whose worker was killed is run by the other."""
-    tasks = load("celery", "tasks", LEASE=LEASE, VISIBILITY=1)
+    tasks = load("celery", "tasks", LEASE=LEASE)
     tasks.app.conf.result_backend = "disabled"  # in this process, which reads the results itself
     (project.directory / "fast.py").write_text(FAST)
     lock = observer.lock("customer:ann", lease=LEASE)
@@ -60,6 +60,7 @@ async def test_one_task_at_a_time_though_a_worker_is_killed(
         (killed,) = [worker for worker in workers if worker.pid == os.getpgid(later.pid)]
         os.killpg(killed.pid, signal.SIGKILL)
         (left,) = (await lock.inspect()).holders
+        await let_visibility_end(project)
         again = await billing.begun()
         assert again.pid == begun.pid
         assert again.fence >= left.expires_at_ms * 1000, "granted before the lease ended: fences count microseconds"
@@ -67,6 +68,13 @@ async def test_one_task_at_a_time_though_a_worker_is_killed(
         assert await result_of(second, project) == again.fence
     assert await billing.count() == 0
     tasks.app.close()
+
+
+async def let_visibility_end(project: Project) -> None:
+    """Have the broker take what is not acknowledged for older than it is: a short timeout would repeat live tasks."""
+    async with redis.asyncio.Redis.from_url(project.url) as raw:
+        (tag,) = await raw.zrange("unacked_index", 0, -1)
+        await raw.zadd("unacked_index", {tag: 0})
 
 
 async def result_of(sent: Any, project: Project) -> Any:
