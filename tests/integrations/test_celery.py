@@ -74,7 +74,7 @@ async def let_visibility_end(project: Project) -> None:
     """Have the broker take what is not acknowledged for older than it is: a short timeout would repeat live tasks."""
     async with redis.asyncio.Redis.from_url(project.url) as raw:
         (tag,) = await raw.zrange("unacked_index", 0, -1)
-        await raw.zadd("unacked_index", {tag: 0})
+        await raw.execute_command("ZADD", "unacked_index", 0, tag)
 
 
 async def result_of(sent: Any, project: Project) -> Any:
