@@ -29,15 +29,7 @@ class Decorator:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Returns the function that holds a permit while the given one runs."""
-        if not callable(function) or any(
-            is_kind(function)
-            for is_kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-        ):
-            raise ValueError(
-                f"guarded() of redlease.sync decorates functions that are done when they return, not {function!r}: "
-                "`async def` functions take that of redlease"
-            )
-        parameter = parameter_for_hold(function, Hold)
+        parameter = parameter_for_hold(checked_function(function), Hold)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -46,11 +38,29 @@ class Decorator:
                 if parameter is not None and parameter not in passed(function, *args, **kwargs):
                     kwargs[parameter] = hold
                 result = function(*args, **kwargs)
-            if inspect.isawaitable(result):
-                raise ValueError(
-                    f"guarded() of redlease.sync: {function!r} returned {result!r:.80}, which would run without the "
-                    "permit: `async def` functions take that of redlease"
-                )
-            return result
+            return checked_result(function, result)
 
         return call
+
+
+def checked_function(function: Callable[P, R]) -> Callable[P, R]:
+    """Returns the function; raises ValueError for one that would go on after its call, without the permit."""
+    if not callable(function) or any(
+        is_kind(function)
+        for is_kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    ):
+        raise ValueError(
+            f"redlease.sync decorates functions that are done when they return, not {function!r}: "
+            "`async def` functions take `guarded` of redlease"
+        )
+    return function
+
+
+def checked_result(function: Callable[..., R], result: R) -> R:
+    """Returns what the function returned; raises ValueError if that is not the end of its work."""
+    if inspect.isawaitable(result):
+        raise ValueError(
+            f"redlease.sync: {function!r} returned {result!r:.80}, which would run without the "
+            "permit: `async def` functions take `guarded` of redlease"
+        )
+    return result

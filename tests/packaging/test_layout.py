@@ -39,7 +39,7 @@ LAYERS = (
     "primitives",
     "client",
     "sync",
-    "cli | testing | otel",
+    "cli | testing | otel | integrations",
 )
 ADAPTER_LAYERS = (
     "payloads",

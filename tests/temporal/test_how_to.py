@@ -47,9 +47,9 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 
 def test_every_page_is_run() -> None:
-    """There is a test for each page."""
+    """There is a test for each page about workflows; the others are tested in tests/integrations."""
     tested = {name.removeprefix("test_").replace("_", "-") for name in globals() if name.startswith("test_")}
-    assert {page.stem for page in PAGES.glob("*.md")} <= tested
+    assert {page.stem for page in PAGES.glob("*.md") if "temporalio" in page.read_text()} <= tested
 
 
 async def test_debounce(place: Place, loaded: Callable[..., ModuleType]) -> None:

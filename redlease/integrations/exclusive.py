@@ -1,0 +1,80 @@
+"""A decorator for the jobs of a queue: each call runs under a permit, or is skipped or given back to the queue."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NoReturn, ParamSpec
+
+from redlease.errors import AcquireTimeout, RedleaseError, Unavailable
+from redlease.limits import Duration
+from redlease.log import about
+from redlease.primitives.guarded import checked_key, parameter_for_hold, passed
+from redlease.sync import Hold, Semaphore
+from redlease.sync.guarded import checked_function, checked_result
+
+P = ParamSpec("P")
+NotGranted = Callable[[RedleaseError], Any]
+
+logger = logging.getLogger("redlease.integrations")
+
+
+def fail(error: RedleaseError) -> NoReturn:
+    """Has the call raise why it got no permit."""
+    raise error
+
+
+def skip(error: RedleaseError) -> None:
+    """Has the call return None if others hold the permit; raises `Unavailable`, as then perhaps nobody does."""
+    if not isinstance(error, AcquireTimeout):
+        raise error
+    logger.info("skipped, since others hold the permit: %s", error, extra=about(error.resource, error.ticket))
+
+
+def checked_wait(not_granted: NotGranted, timeout: Duration | None) -> Duration | None:
+    """Returns how long a call waits: jobs that are skipped or given back are not queued.
+
+    Raises:
+        ValueError: It is not to wait, and has a timeout.
+    """
+    if not_granted is fail:
+        return timeout
+    if timeout is not None:
+        raise ValueError('a timeout needs when_held="wait": other calls do not wait')
+    return 0
+
+
+def exclusive(
+    pool: Semaphore, *, not_granted: NotGranted, key: Callable[..., str] | None, **options: Any
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+    """Makes a decorator as `Semaphore.guarded` does, for functions that may get no permit.
+
+    Args:
+        pool: The lock or semaphore; with `key`, what its name begins with.
+        not_granted: Gets the `AcquireTimeout` or `Unavailable` of a call that gets no permit, and raises, or returns
+            the result of that call. Errors of the function itself do not come here.
+        key: Returns the key of a call from its arguments.
+        **options: As for `redlease.sync.Semaphore.hold`.
+    """
+    request = pool.guarded(key=key, **options)._request
+
+    def decorate(function: Callable[P, Any]) -> Callable[P, Any]:
+        parameter = parameter_for_hold(checked_function(function), Hold)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            own = None if key is None else checked_key(function, key(*args, **kwargs))
+            with ExitStack() as block:
+                try:
+                    hold = block.enter_context(request(own))
+                except (AcquireTimeout, Unavailable) as error:
+                    return not_granted(error)
+                if parameter is not None and parameter not in passed(function, *args, **kwargs):
+                    kwargs[parameter] = hold
+                return checked_result(function, function(*args, **kwargs))
+
+        return call
+
+    return decorate
