@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any, Self
 
 from redlease.limits import CAPACITY_MAX
+from redlease.protocol.replies import Status
+from redlease.testing import Model
 
-from model import Model
+from against_model import LABEL
 
 Args = tuple[str | int, ...]
 
-LABEL = '["o",{}]'
 TICKETS = "abcdefgh"
 IDLE_MS = 150  # for how long the server keeps an idle resource
 
@@ -31,6 +33,25 @@ class RandomCalls:
     granted: deque[tuple[str, int]] = field(default_factory=lambda: deque([("a", 1)], maxlen=12))
     left: dict[str, int] = field(default_factory=dict)
     numbers: int = 0
+
+    @classmethod
+    def of_kind(cls, random: Random, number: int) -> Self:
+        """Return calls of a lock, of a semaphore, of one with weights, or of a read-write lock."""
+        terms = ((1, [1]), (3, [1]), (4, [1, 1, 2, 3, 5]), (CAPACITY_MAX, [1, 1, CAPACITY_MAX]))
+        capacity, weights = terms[number % len(terms)]
+        longest = random.choice([3, 20, 60])
+        return cls(random, Model(), capacity, weights, [1 + longest // 4, longest])
+
+    def learn(self, name: str, args: tuple[Any, ...], reply: list[Any], fence: int) -> None:
+        """Remember what a later call may be about; `fence`: the last one before this call."""
+        if self.model.fence > fence:
+            granted = [held for held in self.model.held.values() if held.fence > fence]
+            self.granted.extend((held.ticket, held.fence) for held in granted)
+        if name == "acquire" and reply[0] == Status.QUEUED:
+            self.left[str(args[0])] = reply[1]
+        if name in {"acquire", "beat"} and reply[0] == Status.LAPSED:
+            channel, _, epoch = str(args[2] if name == "acquire" else args[0]).partition("|")
+            self.epochs[channel] = max(self.epochs[channel], int(epoch) + 1)
 
     def call(self) -> tuple[str, Args]:
         """Return the next call: the name of the operation, and its arguments."""

@@ -19,9 +19,9 @@ from redlease import LeaseLost, Redlease, Withdrawn
 from redlease.protocol import scripts
 from redlease.protocol.replies import Status
 from redlease.protocol.scripts import read_lua
+from redlease.testing import Model
 
 from helpers import cancel, eventually
-from model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
