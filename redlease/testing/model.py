@@ -205,7 +205,7 @@ class Model:
             entry = Entry(ticket, weight, lease, [(place, request)], self.now, abs(int(arrival)))
             reply = self.enter(entry, place, waiter_lease, most, priority)
         self.lock_delay = self.lock_delay if delay is None else delay
-        self.keep(idle)
+        self.keep(idle if reply[0] in {Status.GRANTED, Status.QUEUED} else 0)  # a refusal is no use of the resource
         if reply[0] == Status.QUEUED:
             return [*reply[:-1], self.capacity, was_declared, reply[-1], self.now]
         return [*reply, was_declared] if reply[0] == Status.GRANTED else reply

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from redlease.protocol.replies import Status
 
@@ -11,10 +11,16 @@ if TYPE_CHECKING:
     from redlease.testing.entries import Entry
     from redlease.testing.model import Model, Reply
 
-    from random_calls import RandomCalls
-
 LABEL = '["o",{}]'
 EVERYTHING = (1000, 1000, 1_000_000, "", "", "", 1000)  # what inspect is asked for
+
+
+class Caller(Protocol):
+    """What makes the calls of a resource: `learn` is told of each, and of the last fence before it."""
+
+    model: Model
+
+    def learn(self, name: str, args: tuple[Any, ...], reply: Reply, fence: int) -> None: ...
 
 
 class Judge:
@@ -32,14 +38,14 @@ class Judge:
         self.forgotten = 0
         self.log: deque[str] = deque(maxlen=50)
 
-    def use(self, calls: RandomCalls) -> None:
+    def use(self, caller: Caller) -> None:
         """Turn to a new resource."""
-        self._calls = calls
+        self._caller = caller
 
     @property
     def model(self) -> Model:
         """The resource."""
-        return self._calls.model
+        return self._caller.model
 
     def judge(self, name: str, args: tuple[Any, ...], clock: int, reply: Reply, state: Reply, *, exists: bool) -> None:
         """Compare one call, made at `clock`, and what inspect told after it; `exists`: the resource did before it."""
@@ -54,7 +60,7 @@ class Judge:
         self.log.append(f"{clock} {name}{args} -> {got}")
         assert got == expected, f"the model replies {expected}"
         self.seen[name, int(got[0]) if name in {"acquire", "beat"} else min(1, int(got[0]))] += 1
-        self._calls.learn(name, args, got, before)
+        self._caller.learn(name, args, got, before)
         self._judge_state(state)
 
     def _judge_state(self, state: Reply) -> None:
@@ -70,7 +76,7 @@ class Judge:
         """The server has deleted the resource, which it may do when nothing is left of it and its time is over."""
         assert self.model.now >= self.model.kept_until, "deleted too early"
         self.forgotten += 1
-        self._calls.model = self.model.forgotten()
+        self._caller.model = self.model.forgotten()
 
     def told(self) -> str:
         """Return the model and the last calls."""
