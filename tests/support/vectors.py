@@ -52,7 +52,7 @@ def played(scenario: Scenario) -> Scenario:
     # As a server before Redis 7, it has no sharded channels: all messages come on ordinary ones.
     engine = FakeEngine(server=fakeredis.FakeServer(version=(6, 2)))
     calls = []
-    with engine.client.pubsub(ignore_subscribe_messages=True) as heard:
+    with cast("Any", engine.client).pubsub(ignore_subscribe_messages=True) as heard:
         heard.psubscribe("*")
         heard.get_message()
         for asked in scenario.calls:

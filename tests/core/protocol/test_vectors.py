@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+from redlease.protocol import scripts
 
 import vectors
 from vectors import Scenario
 
 SCENARIOS = vectors.read()
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+
+
+def test_the_page_names_every_script_and_its_arguments() -> None:
+    """The table of docs/protocol.md has them as they are sent."""
+    page = PAGE.read_text()
+    for script in scripts.SCRIPTS:
+        assert f"\n| {script.name} | `{' '.join(script.args[1:])}` |" in page
 
 
 def test_the_file_is_what_the_generator_writes() -> None:
