@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from unittest import mock
 
 import fakeredis
@@ -15,7 +15,7 @@ from redlease.protocol.encoding import Resource
 from redlease.protocol.scripts import Script
 
 from against_model import EVERYTHING, Caller, Judge
-from random_calls import IDLE_MS, RandomCalls
+from random_calls import IDLE_MS, LONG_IDLE_MS, RandomCalls
 from real_clock import READS_TIME
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ for _, key in ipairs(KEYS) do
 end
 call('SET', KEYS[1] .. ':existed', call('EXISTS', KEYS[1]))
 """
-MARGIN_MS = IDLE_MS // 64  # the scripts keep a resource so much longer than they must
+MARGINS_MS = (0, IDLE_MS // 64, LONG_IDLE_MS // 64)  # the scripts keep a resource so much longer than they must
 
 
 def without_fast_paths(script: Script) -> Script:
@@ -52,6 +52,8 @@ GENERAL = {name: without_fast_paths(script) for name, script in USUAL.items()}
 class Engine(Protocol):
     """Runs scripts at a given time; `run` returns whether the resource existed before, and the reply."""
 
+    def clear(self) -> None: ...
+
     def run(self, name: str, args: tuple[Any, ...], now_us: int) -> tuple[bool, list[Any]]: ...
 
 
@@ -61,6 +63,10 @@ class FakeEngine:
     def __init__(self, scripts: Mapping[str, Script] = USUAL, server: fakeredis.FakeServer | None = None) -> None:
         self._scripts = scripts
         self.client = fakeredis.FakeRedis(server=server or fakeredis.FakeServer())
+
+    def clear(self) -> None:
+        """Begin without the resource."""
+        self.client.delete(*KEYS)
 
     def run(self, name: str, args: tuple[Any, ...], now_us: int) -> tuple[bool, list[Any]]:
         """Run a script."""
@@ -88,8 +94,19 @@ class RealEngine:
     def __init__(self, server: Server, scripts: Mapping[str, Script] = USUAL) -> None:
         texts = {name: script.text.replace(READS_TIME, TAKES_TIME) for name, script in scripts.items()}
         self._client = redis.Redis.from_url(server.unix_url)
-        self._client.delete(*KEYS)
         self._shas = {name: str(self._client.script_load(text)) for name, text in texts.items()}
+
+    def __enter__(self) -> Self:
+        """Use the connection."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self._client.close()
+
+    def clear(self) -> None:
+        """Begin without the resource."""
+        self._client.delete(*KEYS)
 
     def run(self, name: str, args: tuple[Any, ...], now_us: int) -> tuple[bool, list[Any]]:
         """Run a script."""
@@ -118,6 +135,7 @@ class SetClock:
         self.now_us = BEGINS_US
         self.made: list[tuple[int, str, tuple[Any, ...]]] = []
         self._engine = engine
+        engine.clear()
 
     def call(self, name: str, args: tuple[Any, ...]) -> None:
         """Make a call."""
@@ -156,5 +174,5 @@ def endings(model: Model) -> set[int]:
         *model.places.values(),
         *model.tombstones.values(),
         *(delay.until for delay in model.delays),
-        *(model.kept_until, model.kept_until + MARGIN_MS),
+        *(model.kept_until + margin for margin in MARGINS_MS),
     }

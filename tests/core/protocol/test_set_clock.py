@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,12 +42,13 @@ def test_calls_at_given_times(server: Server, scripts: dict[str, Any], seed: int
     """Calls in the ms before, at and after each end do what the model does, on fast paths and without them."""
     seen: Counter[tuple[str, int]] = Counter()
     forgotten = 0
-    for number in range((250_000 if is_long else 2_000) // CALLS_EACH):
-        calls = RandomCalls.of_kind(Random(f"{seed} {number}"), number)
-        clock = SetClock(calls, RealEngine(server, scripts))
-        clock.run(calls, CALLS_EACH)
-        seen += clock.judge.seen
-        forgotten += clock.judge.forgotten
+    with RealEngine(server, scripts) as engine:
+        for number in range((250_000 if is_long else 2_000) // CALLS_EACH):
+            calls = RandomCalls.in_set_time(seed, number)
+            clock = SetClock(calls, engine)
+            clock.run(calls, CALLS_EACH)
+            seen += clock.judge.seen
+            forgotten += clock.judge.forgotten
     logger.info("%d calls, idle resources deleted: %d", seen.total(), forgotten)
     assert {("beat", status) for status in (Status.GRANTED, Status.QUEUED, Status.LAPSED)} <= seen.keys()
     assert forgotten > 0
