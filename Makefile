@@ -28,7 +28,7 @@ ON_NEWEST_TEMPORAL := $(patsubst %,tests/temporal/test_%.py,server backends wait
 OLDEST_SDK = $(shell sed -n 's/^temporal = .*"\(temporalio\)>=\([0-9.]*\),.*/\1==\2/p' pyproject.toml)
 OLDEST_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long forget-coverage lint format clean
+.PHONY: help demo example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors forget-coverage lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -93,10 +93,13 @@ test-all: forget-coverage lint test test-rest  ## Lint, type-check, and test eve
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
-LONG_TESTS := tests/core/protocol/test_random_calls.py tests/faults/test_all_at_once.py
+LONG_TESTS := tests/core/protocol/test_random_calls.py tests/core/protocol/test_set_clock.py tests/faults/test_all_at_once.py
 
 test-long: $(VENV)/.test  ## A million random calls against the model, and a minute of sets of locks; ARGS="--seed 7" draws others.
 	@$(PYTEST) --long --log-cli-level INFO $(LONG_TESTS) $(ARGS)
+
+vectors: $(VENV)/.test  ## Write tests/golden/protocol.json, the golden vectors of the protocol, anew.
+	@$(BIN)/python tests/support/vectors.py
 
 forget-coverage:
 	@rm -f .coverage .coverage.*

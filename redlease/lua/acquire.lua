@@ -110,7 +110,7 @@ end
 -- The lease may end earlier than before only if no other request shares the ticket.
 local function held(its_fence, since, was_until)
   local deadline = claim == request and now + lease or math.max(was_until, now + lease)
-  call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed when out of memory, as are later writes
+  call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
   lease_until(ticket, deadline)
   write(its_fence, since)
   if was_until > deadline then publish_to_head() end
@@ -146,7 +146,7 @@ if weight > capacity then return {tag, MISFIT, capacity} end
 if waiter_lease > 0 and lapses and tonumber(lapses) <= now then return {tag, LAPSED} end
 
 if queued_since and waiter_lease > 0 then
-  call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed when out of memory, as are later writes
+  call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
   call('ZADD', waiters, 'GT', format('%d', deadline), place)
   call('HSET', state, 't' .. ticket, share.record(weight, '0', lease, queued_since, place, claim, label))
 end

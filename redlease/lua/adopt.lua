@@ -23,7 +23,7 @@ local deadline = alone and now + lease or math.max(was_until, now + lease)
 --#include queue
 --#include share
 if was_until > deadline then publish_to_head() end
-call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed when out of memory, as are later writes
+call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
 if refence and not repeated then
   held_fence = next_fence()
   publish_to_sharers(held_place, held_request, 'x', '') -- its former holders have lost it

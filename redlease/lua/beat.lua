@@ -13,7 +13,7 @@ read(ticket)
 if capacity == 0 or not alive(place) then return {tag, LAPSED} end
 local wait, ahead, more = soonest(), call('ZRANK', queue, ticket), 0
 local deadline = now + waiter_lease
-call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed when out of memory, as are later writes
+call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
 call('ZADD', waiters, 'GT', format('%d', deadline), place)
 
 local due = wait == 0 or used < capacity

@@ -64,7 +64,7 @@ local changed = ticket == '' and expires > 0
 
 -- Sets a tombstone: late copies of that request grant nothing.
 local function bury(request)
-  call('PEXPIREAT', state, format('%d', math.max(expires, now + idle))) -- allowed when out of memory, as are later writes
+  call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
   call('ZADD', waiters, format('%d', -(now + tombstone)), '!' .. request)
   tombstones = math.max(tombstones, now + tombstone)
   set('x', format('%d', tombstones))
@@ -78,7 +78,7 @@ if record then
     local was_there, rest = share.left(record, its_request)
     hit = its_request == '' or (was_there and not rest)
     if was_there and rest then -- other requests share the ticket and keep it
-      call('PEXPIREAT', state, format('%d', math.max(expires, now + idle))) -- allowed when out of memory, as are later writes
+      call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
       call('HSET', state, 't' .. ticket, rest, 'l', '0') -- at once: a grant below reads it; and the rest may be dead
       changed = true
     end

@@ -21,7 +21,7 @@ if was_until > deadline then
   publish_to_head()
   if shorten == 'told' then publish(place, 'r ' .. request) end
 end
-call('PEXPIREAT', state, format('%d', math.max(expires, deadline))) -- allowed when out of memory, as are later writes
+call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
 lease_until(ticket, deadline)
 if tonumber(its_lease) ~= lease then
   set('t' .. ticket, (string.gsub(record, '^(%d+ %d+ )%d+', '%1' .. format('%d', lease))))

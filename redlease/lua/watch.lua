@@ -12,7 +12,7 @@ local wait = soonest()
 watched = math.max(watched, now + watch_ms)
 local longer = expires < watched
 expires = math.max(expires, watched)
-call('PEXPIREAT', state, format('%d', expires)) -- allowed when out of memory, as are later writes
+call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
 call('HSET', state, 'w', format('%d', watched), 'k', format('%d', expires))
 if longer then expire_all() end
 return {tag, wait}

@@ -1,8 +1,9 @@
-"""Clients for tests, on fakeredis: in memory, in this process, without a server.
+"""Clients for tests, on fakeredis: in memory, in this process, without a server. And a model of what servers do.
 
     pip install 'redlease[testing]'
 
-The extra also installs the pytest fixture `redlease_client`: see `redlease.testing.plugin`.
+The extra also installs the pytest fixture `redlease_client`: see `redlease.testing.plugin`. `Model` is the
+specification of the protocol as a program: see `redlease.testing.model`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from redlease import Redlease
 
+from .model import Model
+
 if TYPE_CHECKING:
     from fakeredis import FakeServer
+
+
+__all__ = ["Model", "fake_client"]
 
 
 def fake_client(*, server: FakeServer | None = None, **settings: Any) -> Redlease:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any, Self
 
 from redlease.limits import CAPACITY_MAX
+from redlease.protocol.replies import Status
+from redlease.testing import Model
 
-from model import Model
+from against_model import LABEL
 
 Args = tuple[str | int, ...]
 
-LABEL = '["o",{}]'
 TICKETS = "abcdefgh"
-IDLE_MS = 150  # for how long the server keeps an idle resource
+# For how long the server keeps an idle resource. Fast paths need it to be kept long enough already, which the last 64th
+# of it allows for: on a set clock, where more time passes between calls, some resources are kept longer.
+IDLE_MS, LONG_IDLE_MS = 150, 3000
 
 
 @dataclass
@@ -26,11 +30,36 @@ class RandomCalls:
     capacity: int
     weights: list[int]
     leases: list[int]
+    idle: int = IDLE_MS
     epochs: Counter[str] = field(default_factory=Counter)
     requests: dict[tuple[str, str], str] = field(default_factory=dict)
     granted: deque[tuple[str, int]] = field(default_factory=lambda: deque([("a", 1)], maxlen=12))
     left: dict[str, int] = field(default_factory=dict)
     numbers: int = 0
+
+    @classmethod
+    def in_set_time(cls, seed: object, number: int) -> Self:
+        """Return calls for a set clock."""
+        return cls.of_kind(Random(f"{seed} {number}"), number, LONG_IDLE_MS if number // 4 % 2 else IDLE_MS)
+
+    @classmethod
+    def of_kind(cls, random: Random, number: int, idle: int = IDLE_MS) -> Self:
+        """Return calls of a lock, of a semaphore, of one with weights, or of a read-write lock."""
+        terms = ((1, [1]), (3, [1]), (4, [1, 1, 2, 3, 5]), (CAPACITY_MAX, [1, 1, CAPACITY_MAX]))
+        capacity, weights = terms[number % len(terms)]
+        longest = random.choice([3, 20, 60])
+        return cls(random, Model(), capacity, weights, [1 + longest // 4, longest], idle)
+
+    def learn(self, name: str, args: tuple[Any, ...], reply: list[Any], fence: int) -> None:
+        """Remember what a later call may be about; `fence`: the last one before this call."""
+        if self.model.fence > fence:
+            granted = [held for held in self.model.held.values() if held.fence > fence]
+            self.granted.extend((held.ticket, held.fence) for held in granted)
+        if name == "acquire" and reply[0] == Status.QUEUED:
+            self.left[str(args[0])] = reply[1]
+        if name in {"acquire", "beat"} and reply[0] == Status.LAPSED:
+            channel, _, epoch = str(args[2] if name == "acquire" else args[0]).partition("|")
+            self.epochs[channel] = max(self.epochs[channel], int(epoch) + 1)
 
     def call(self) -> tuple[str, Args]:
         """Return the next call: the name of the operation, and its arguments."""
@@ -67,7 +96,7 @@ class RandomCalls:
         return (
             *(ticket, self.request(channel, ticket), self.place(channel), arrival, self.asked()),
             *(draw.choice(self.leases), capacity, draw.choice([0, *self.leases, *self.leases])),
-            *(draw.choice([-1, -1, -1, 2, 4]), IDLE_MS, LABEL),
+            *(draw.choice([-1, -1, -1, 2, 4]), self.idle, LABEL),
         )
 
     def asked(self) -> str | int:
@@ -88,30 +117,39 @@ class RandomCalls:
             request = self.request(channel, ticket) if how < 0.9 else ""
         if how > 0.97:
             ticket = ""
-        return ticket, request, fence or "", self.random.choice([0, 0, 0, 5]), int(how * 100) % 2, IDLE_MS
+        return ticket, request, fence or "", self.random.choice([0, 0, 0, 5]), int(how * 100) % 2, self.idle
 
     def renew(self) -> Args:
         """Renew, for longer or shorter than before."""
-        return *self.permit(), self.random.choice(self.leases), self.random.choice(["0", "1", "told"]), IDLE_MS
+        return *self.permit(), self.random.choice(self.leases), self.random.choice(["0", "1", "told"]), self.idle
 
     def adopt(self) -> Args:
         """Take over, under the old fence too."""
         (ticket, fence), channel = self.permit(), self.channel()
         request, place = self.request(channel, ticket), self.place(channel)
-        return ticket, fence, request, place, self.random.choice(self.leases), self.random.randint(0, 1), IDLE_MS, LABEL
+        return (
+            ticket,
+            fence,
+            request,
+            place,
+            self.random.choice(self.leases),
+            self.random.randint(0, 1),
+            self.idle,
+            LABEL,
+        )
 
     def beat(self) -> Args:
         """Keep a place."""
         place = self.place(self.channel())
-        return place, self.random.choice(self.leases), self.random.choice(TICKETS), IDLE_MS
+        return place, self.random.choice(self.leases), self.random.choice(TICKETS), self.idle
 
     def reduce(self) -> Args:
         """Give back a part."""
-        return *self.permit(), self.random.choice([1, 1, 2, 3]), IDLE_MS
+        return *self.permit(), self.random.choice([1, 1, 2, 3]), self.idle
 
     def resize(self) -> Args:
         """Set the capacity; that of a read-write lock stays."""
-        return CAPACITY_MAX if self.capacity == CAPACITY_MAX else self.random.randint(1, 6), IDLE_MS
+        return CAPACITY_MAX if self.capacity == CAPACITY_MAX else self.random.randint(1, 6), self.idle
 
     def check(self) -> Args:
         """Ask whether a permit is held."""

@@ -53,6 +53,8 @@ end
 
 -- Writes the changes. The keys are kept until `deadline`, and for idle_ttl after now and after the time in the last fence. An
 -- extension adds a margin, so that most calls need none. The expiry never moves back.
+-- A server before Redis 7.2 that stops inside a script for longer than that deletes the keys here, when everything in them has
+-- ended. So no expiry is written before this point: what a call writes after a deletion would have none.
 local function commit(deadline, idle)
   local wanted = math.max(deadline, math.max(now, math.floor(fence / 1000)) + idle)
   local due = expires < wanted

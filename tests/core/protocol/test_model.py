@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import time
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -16,12 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from redlease import LeaseLost, Redlease, Withdrawn
-from redlease.protocol import scripts
 from redlease.protocol.replies import Status
-from redlease.protocol.scripts import read_lua
+from redlease.testing import Model
 
 from helpers import cancel, eventually
-from model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 Ask = tuple[str, str, str, str, int, int, int, int, int, int]  # the arguments of `Model.acquire`
 
 TICKETS = ["a", "b", "c", "d", "e", "f"]
-OTHERS = tuple(script for script in scripts.SCRIPTS if script.name not in {"acquire", "release"})
 A_YEAR_S = 365 * 24 * 3600  # places do not lapse here: the test's clock is not the one that beats go by
 A_YEAR_MS = A_YEAR_S * 1000
 PLACE = "client|1"  # of the one client, and the model's name for it
@@ -248,39 +244,9 @@ class Comparison(RuleBasedStateMachine):
         self.compare()
 
 
-def without_the_usual(package: str, name: str) -> str:
-    """Return a script that goes the general way from the start."""
-    return re.sub(r"-- What is usual.*?(?=--#include state)", "", read_lua(package, name), flags=re.DOTALL)
-
-
-class GeneralComparison(Comparison):
-    """The same, with acquire and release always going the general way."""
-
-    def __init__(self) -> None:
-        with mock.patch.object(scripts, "read_lua", without_the_usual):
-            acquire, release = (
-                scripts.operation(script.name, " ".join(script.args[1:]))
-                for script in (scripts.ACQUIRE, scripts.RELEASE)
-            )
-        assert len(acquire.text) < len(scripts.ACQUIRE.text)
-        assert len(release.text) < len(scripts.RELEASE.text)
-        self.patched = mock.patch.multiple(
-            scripts, ACQUIRE=acquire, RELEASE=release, SCRIPTS=(acquire, release, *OTHERS)
-        )
-        self.patched.start()
-        super().__init__()
-
-    def teardown(self) -> None:
-        """End it, and go the usual way again."""
-        super().teardown()
-        self.patched.stop()
-
-
 TestComparison = pytest.mark.slow(Comparison.TestCase)
 TestComparison.__doc__ = "Whatever is done in whatever order, the scripts do what the model does."
-TestGeneralComparison = pytest.mark.slow(GeneralComparison.TestCase)
-TestGeneralComparison.__doc__ = "So they do on the general way, which the usual one only shortens."
-TestComparison.settings = TestGeneralComparison.settings = settings(
+TestComparison.settings = settings(
     max_examples=25,
     phases=[Phase.generate],
     stateful_step_count=30,

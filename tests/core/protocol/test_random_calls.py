@@ -9,7 +9,7 @@ import pytest
 
 from redlease.protocol.replies import Status
 
-from against_model import Comparison
+from real_clock import RealClock
 
 if TYPE_CHECKING:
     from servers import Server
@@ -22,10 +22,11 @@ TWO_OUTCOMES = ("release", "renew", "adopt", "reduce", "check")
 @pytest.mark.timeout(3600)
 def test_random_calls_do_what_the_model_does(server: Server, prefix: str, seed: int, is_long: bool) -> None:
     """Each reply, and all that inspect tells after it, is what the model says, and every outcome occurs."""
-    comparison = Comparison(server, prefix, seed)
+    comparison = RealClock(server, prefix, seed)
     comparison.run(1_000_000 if is_long else 4_000)
-    logger.info("%d calls, idle resources deleted: %d", comparison.seen.total(), comparison.forgotten)
+    seen, forgotten = comparison.judge.seen, comparison.judge.forgotten
+    logger.info("%d calls, idle resources deleted: %d, stalls: %d", seen.total(), forgotten, comparison.stalls)
     expected = {("acquire", status) for status in Status} | {(name, done) for name in TWO_OUTCOMES for done in (0, 1)}
     expected |= {("beat", status) for status in (Status.GRANTED, Status.QUEUED, Status.LAPSED)}
-    assert expected <= comparison.seen.keys()
-    assert comparison.forgotten > 0
+    assert expected <= seen.keys()
+    assert forgotten > 0

@@ -1,18 +1,24 @@
-"""The protocol in plain Python: what each script replies, and what it leaves behind.
+"""The promises of the protocol, P1 to P5 and P8, as a program of one resource in plain Python: its specification.
 
-It shows these promises of the protocol, whatever is called in whatever order:
+Read it to learn what the server does with a call, or test a client of your own against it, in whatever language that
+is: `docs/protocol.md` names the calls and their arguments.
 
-- P1 and P8: only unexpired permits count against the capacity, and no call revives an expired one.
-- P2: the queue is served in the order of arrival, less ten for each step of a priority, and nobody passes its head.
-- P3: each fence is greater than every one before it, also after the server has forgotten the resource.
-- P4: whatever frees capacity grants it to the live head of the queue in the same call; dead waiters are passed over.
-- P5: a repeated request gets its permit, or keeps its place; a late copy gets nothing.
+- P1 and P8, exclusion and strict expiry: only unexpired permits count against the capacity, and no call revives an
+  expired one. See `fits`, `reap` and `holder`.
+- P2, order: the queue is served in the order of arrival, less ten for each step of a priority, and nobody passes its
+  head. See `advance` and `enter`.
+- P3, fencing: each fence is greater than every one before it, also after the server has lost the resource. See
+  `next_fence` and `forgotten`.
+- P4, liveness: whatever frees capacity grants it to the live head of the queue in the same call; dead waiters are
+  passed over. See `advance`.
+- P5, idempotence: a repeated request gets its permit, or keeps its place; a late copy gets nothing. See
+  `refusal_of_repeat`, `repeat_held` and `repeat_queued`.
 
-P6 and P7 are promises of the client, which other tests show. The messages that the scripts publish are not in it, nor
-is the batch limit of 100 entries a call.
+P6 and P7 are promises of a client and not of the server. The messages that the server publishes are not in the model,
+nor is the limit of 100 entries that one call grants or removes.
 
-The one thing that the model takes from how the scripts work is that expired entries are removed late: an expired permit
-occupies its units until a call that lacks capacity removes it, and a dead waiter its rank until it is the head.
+One thing is as it is for the sake of the server's speed: expired entries are removed late. An expired permit occupies
+its units until a call that lacks capacity removes it, and a dead waiter its rank until it is the head.
 """
 
 from __future__ import annotations
@@ -23,68 +29,42 @@ from typing import Any
 
 from redlease.protocol.replies import Status
 
-Reply = list[Any]  # what a script returns after its tag
+from .entries import Delay, Entry, claimed, claimed_by_waiter, is_late, read_asked
 
-
-@dataclass
-class Entry:
-    """A ticket that is held or queued.
-
-    Attributes:
-        claims: The place and the request id of each request that uses the ticket, the newest first.
-        fence: 0 while it is queued.
-        deadline: When the lease ends, in ms; 0 while it is queued.
-        since: When it was granted or queued, in ms.
-        arrival: Its sequence, or that which it had before; what orders the queue.
-    """
-
-    ticket: str
-    weight: int
-    lease: int
-    claims: list[tuple[str, str]]
-    since: int
-    arrival: int = 0
-    fence: int = 0
-    deadline: int = 0
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether several requests rely on the ticket, so that none of them makes its lease end earlier."""
-        return len(self.claims) > 1
-
-    @property
-    def position(self) -> tuple[float, str]:
-        """What orders the queue."""
-        return self.arrival, self.ticket
-
-    def names(self, request: str) -> bool:
-        """Tell whether that request is one of those that use the ticket."""
-        return any(other == request for _, other in self.claims)
-
-    def deadline_from(self, now: int, lease: int) -> int:
-        """Return when a renewed lease ends."""
-        return max(self.deadline, now + lease) if self.is_shared else now + lease
-
-
-@dataclass
-class Delay:
-    """Units of an expired permit that stay in use until the lock delay is over; all times in ms."""
-
-    ticket: str
-    weight: int
-    ended: int
-    until: int
-    since: int
-
-    @property
-    def name(self) -> bytes:
-        """What stands for it among the holders."""
-        return b"\xff%d %b" % (self.ended, self.ticket.encode())
+Reply = list[Any]  # what a call replies after its tag
 
 
 @dataclass
 class Model:
-    """One resource. Times are in ms of the server's clock, save `clock`, which is in µs as fences are."""
+    """One resource, as the server keeps it.
+
+    Set `clock` to the time of a call, and make the call by its name with the arguments of `docs/protocol.md`, without
+    tag and label: it returns what the server replies, without the tag. All times are in ms of the server's clock, save
+    `clock`.
+
+    Attributes:
+        clock: The server's time in µs, as fences are.
+        capacity: How many units may be held; 0 until a request declares it.
+        declared: The capacity that was declared last; `resize` changes `capacity` only.
+        fence: The last one granted.
+        sequence: The order of arrival of the last request that was queued.
+        kept_until: The server keeps the resource at least until then, and may delete it later.
+        fence_before: The last fence before the resource was deleted.
+        held: The permits by ticket, expired ones included that no call has removed yet.
+        queue: The waiters by ticket, dead ones included that no call has removed yet.
+        places: When each client's place lapses.
+        tombstones: Until when late copies of a request grant nothing.
+        lock_delay: How long the units of an expired permit stay in use.
+        delays: Those that do.
+        lasted: How long holds lasted of late whose release others waited for, if there were any.
+
+    Example:
+        >>> model = Model(clock=1_700_000_000_000_000)
+        >>> model.acquire("a", "request-1", "client|0", "0", 1, 30_000, 1, 10_000, -1, 86_400_000)
+        [<Status.GRANTED: 1>, 1700000000000000, 1700000000000, 1700000030000, 1, 0]
+        >>> model.acquire("b", "request-2", "client|0", "0", 1, 30_000, 1, 10_000, -1, 86_400_000)
+        [<Status.QUEUED: 2>, 1, 0, 30000, 1, 0, 0, 1700000000000]
+    """
 
     clock: int = 0
     capacity: int = 0
@@ -99,7 +79,7 @@ class Model:
     tombstones: dict[str, int] = field(default_factory=dict)
     lock_delay: int = 0
     delays: list[Delay] = field(default_factory=list)
-    lasted: float | None = None  # how long holds lasted of late whose release others waited for
+    lasted: float | None = None
 
     # Time, and what it ends
 
@@ -190,7 +170,7 @@ class Model:
 
     # The operations
 
-    def acquire(
+    def acquire(  # noqa: PLR0917 - the arguments of the call, in its order
         self,
         ticket: str,
         request: str,
@@ -225,7 +205,7 @@ class Model:
             entry = Entry(ticket, weight, lease, [(place, request)], self.now, abs(int(arrival)))
             reply = self.enter(entry, place, waiter_lease, most, priority)
         self.lock_delay = self.lock_delay if delay is None else delay
-        self.keep(idle)
+        self.keep(idle if reply[0] in {Status.GRANTED, Status.QUEUED} else 0)  # a refusal is no use of the resource
         if reply[0] == Status.QUEUED:
             return [*reply[:-1], self.capacity, was_declared, reply[-1], self.now]
         return [*reply, was_declared] if reply[0] == Status.GRANTED else reply
@@ -353,7 +333,9 @@ class Model:
         self.keep(idle)
         return [held.deadline, self.capacity, len(self.queue)]
 
-    def adopt(self, ticket: str, fence: int, request: str, place: str, lease: int, refence: int, idle: int) -> Reply:
+    def adopt(  # noqa: PLR0917 - see above
+        self, ticket: str, fence: int, request: str, place: str, lease: int, refence: int, idle: int
+    ) -> Reply:
         """Take a permit over; with a new fence from all who had it, once however often the request is repeated."""
         held = self.held.get(ticket)
         repeated = held is not None and held.names(request)
@@ -434,35 +416,3 @@ class Model:
         until = entry.deadline + self.lock_delay
         if entry.fence and not self.is_live(entry) and until > self.now:
             self.delays.append(Delay(entry.ticket, entry.weight, entry.deadline, until, self.now))
-
-
-def read_asked(asked: int | str) -> tuple[int, int, int | None]:
-    """Return weight, priority and lock delay."""
-    weight, priority, delay = f"{asked} 0 ".split(" ")[:3]
-    return int(weight), int(priority), int(delay) if delay else None
-
-
-def is_late(entry: Entry, request: str, place: str) -> bool:
-    """Tell whether the client of a request has sent it from a newer place since."""
-    channel, epoch = split(place)
-    newer = ((split(other), its) for other, its in entry.claims)
-    return any(its == request and other[0] == channel and other[1] > epoch for other, its in newer)
-
-
-def split(place: str) -> tuple[str, int]:
-    """Return the channel and the epoch of a place."""
-    channel, _, epoch = place.partition("|")
-    return channel, int(epoch or 0)
-
-
-def claimed_by_waiter(claims: list[tuple[str, str]], request: str, place: str) -> list[tuple[str, str]]:
-    """Return who uses a queued ticket after a request: a client waits once with it."""
-    channel = split(place)[0]
-    return [(place, request), *((o, its) for o, its in claims if its != request and split(o)[0] != channel)]
-
-
-def claimed(claims: list[tuple[str, str]], request: str, place: str) -> list[tuple[str, str]]:
-    """Return who uses a permit after a request: of its own client this one, and the oldest of those before it."""
-    others = [claim for claim in claims if claim[1] != request]
-    own = [claim for claim in others if split(claim[0])[0] == split(place)[0]]
-    return [(place, request), *(claim for claim in others if claim not in own), *own[-1:]]

@@ -1,0 +1,49 @@
+"""Bugs planted in the scripts, as the patches of proof/bugs: the short comparison with the model catches each."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import pytest
+import redis
+
+import redlease
+from redlease.protocol import scripts
+
+from random_calls import RandomCalls
+from set_clock import RealEngine, SetClock
+
+if TYPE_CHECKING:
+    from servers import Server
+
+logger = logging.getLogger(__name__)
+
+BUGS = sorted((Path(__file__).parents[3] / "proof" / "bugs").glob("*.patch"))
+RESOURCES, CALLS_EACH = 40, 250
+
+
+def planted(patch: Path, directory: Path) -> dict[str, scripts.Script]:
+    """Return the scripts with a bug."""
+    shutil.copytree(Path(redlease.__file__).parent / "lua", directory / "lua")
+    subprocess.run(["git", "apply", str(patch)], cwd=directory, check=True)
+    with mock.patch.object(scripts, "read_lua", lambda _, name: (directory / "lua" / f"{name}.lua").read_text()):
+        return {each.name: scripts.operation(each.name, " ".join(each.args[1:])) for each in scripts.SCRIPTS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real_engine", ["valkey9"])
+@pytest.mark.parametrize("patch", BUGS, ids=lambda patch: patch.stem)
+def test_a_planted_bug_is_caught(server: Server, patch: Path, tmp_path: Path) -> None:
+    """Random calls at given times differ from the model, or the script fails."""
+    buggy = planted(patch, tmp_path)
+    assert any(script.text != buggy[script.name].text for script in scripts.SCRIPTS)
+    with RealEngine(server, buggy) as engine, pytest.raises((AssertionError, redis.ResponseError)) as caught:
+        for number in range(RESOURCES):
+            calls = RandomCalls.in_set_time(0, number)
+            SetClock(calls, engine).run(calls, CALLS_EACH)
+    logger.info("%s: resource %d, %s", patch.stem, number, str(caught.value).partition("\n")[0])
