@@ -14,13 +14,13 @@ from .errors import (
     Unavailable,
     Withdrawn,
 )
-from .models import HistoryEntry, Permit, Position, Snapshot, Waiter
 
 if TYPE_CHECKING:
     from .client import Redlease
     from .guards.redis import Guard
     from .hold import Hold, HoldRequest
     from .limits import Duration
+    from .models import HistoryEntry, Permit, Position, Snapshot, Waiter
     from .options import Durability, OnLost
     from .primitives.all_of import AllRequest, Holds
     from .primitives.checkpoints import SequenceProgress
@@ -65,26 +65,31 @@ __all__ = [
     "Withdrawn",
 ]
 
-# Names that need the client are imported on first access: errors and plain data are also used where the client must
-# not be loaded, for example in the sandbox of a Temporal workflow.
+# All but the errors are imported on first access. Errors and plain data are also used where the client must not be
+# loaded, for example in the sandbox of a Temporal workflow; and who only names an error needs no dataclasses.
 _LATER = {
     "AllRequest": "primitives.all_of",
     "Durability": "options",
     "Duration": "limits",
     "Guard": "guards.redis",
+    "HistoryEntry": "models",
     "Hold": "hold",
     "HoldRequest": "hold",
     "Holds": "primitives.all_of",
     "Leader": "primitives.leader",
     "Lock": "primitives.semaphore",
     "OnLost": "options",
+    "Permit": "models",
+    "Position": "models",
     "RWLock": "primitives.rwlock",
     "Redlease": "client",
     "Retry": "primitives.sequence",
     "Semaphore": "primitives.semaphore",
     "SequenceProgress": "primitives.checkpoints",
     "SequenceRun": "primitives.sequence",
+    "Snapshot": "models",
     "Term": "primitives.leader",
+    "Waiter": "models",
 }
 
 

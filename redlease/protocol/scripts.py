@@ -6,6 +6,7 @@ The first argument of each is a tag that the reply repeats, so that the client d
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from importlib import resources
 
 TAGS = 1 << 16  # how many calls may be outstanding on one connection before a tag repeats
@@ -28,6 +29,7 @@ class Script:
         self.head = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n%d\r\n" % (count, self.sha.encode(), keys)
 
 
+@cache
 def read_lua(package: str, name: str) -> str:
     """Reads a file from the `lua` directory of a package."""
     return resources.files(package).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
