@@ -28,7 +28,7 @@ ON_NEWEST_TEMPORAL := $(patsubst %,tests/temporal/test_%.py,server backends wait
 OLDEST_SDK = $(shell sed -n 's/^temporal = .*"\(temporalio\)>=\([0-9.]*\),.*/\1==\2/p' pyproject.toml)
 OLDEST_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long forget-coverage lint format clean
+.PHONY: help demo example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long prove forget-coverage lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -95,6 +95,10 @@ LONG_TESTS := tests/core/protocol/test_random_calls.py tests/faults/test_all_at_
 
 test-long: $(VENV)/.test  ## A million random calls against the model, and a minute of sets of locks; ARGS="--seed 7" draws others.
 	@$(PYTEST) --long --log-cli-level INFO $(LONG_TESTS) $(ARGS)
+
+# What is recorded is of the wheel; the helpers of the tests find and build servers and judges.
+prove: $(VENV)/.test  ## 10,000 histories judged by Porcupine, and the specification by TLC, in minutes; ARGS="--seed 7" draws others.
+	@PYTHONPATH=tests/support $(BIN)/python proof/prove.py $(ARGS)
 
 forget-coverage:
 	@rm -f .coverage .coverage.*
