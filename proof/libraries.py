@@ -18,7 +18,7 @@ from redlease.primitives.semaphore import Semaphore
 from records import MS, Recorder, now
 
 STEPS = 4  # requests of a process on a resource
-TIMEOUT = 20.0  # of a request, in seconds
+TIMEOUT = 60.0  # of a request, in seconds
 
 
 class Plan(NamedTuple):
@@ -111,7 +111,11 @@ class OfRedlease(Library):
 
     async def look(self, pool: Semaphore) -> None:
         """Record who waits."""
-        since, snapshot = now(), await pool.inspect()
+        since = now()
+        try:
+            snapshot = await pool.inspect()
+        except Unavailable:
+            return
         waiters = [waiter.ticket for waiter in snapshot.waiters]
         self.recorder.write("seen", pool.name, since=since, at=now(), waiters=waiters)
 

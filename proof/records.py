@@ -92,7 +92,7 @@ class Recorder:
         return self._calls
 
     def returned(self, history: str, call: int, *, ok: bool, **values: Any) -> None:
-        """Write that it has ended; ok False: without a permit or, of a release, without knowing whether it did anything."""
+        """Write that it has ended; ok False: without a permit or, of a release, it is not known how."""
         self.write("return", history, id=call, ok=ok, at=now(), **values)
 
 
@@ -138,7 +138,7 @@ def _add(history: History, kind: str, client: int, record: dict[str, Any], calls
 
 
 def _give_up_lost(history: History) -> None:
-    """Add the release of each lost hold that its client sends by itself, maybe a moment before the server's deadline."""
+    """Add the release that the client of each lost hold sends, maybe a moment before the server's deadline."""
     for loss in history.losses:
         known = [each for each in history.operations if each.ticket == loss.ticket and each.op != "release"]
         last = max(known, key=lambda each: each.call)

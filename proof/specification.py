@@ -58,22 +58,23 @@ BROKEN = (
 
 def check(model: str, *, long: bool = False) -> Verdict:
     """Check all properties in all states of a model."""
-    return _check(model, "{}", INVARIANTS, STEPS, later=int(long))
+    return _check(model, "{}", INVARIANTS, STEPS, long=long)
 
 
 def check_without(broken: Broken) -> Verdict:
     """Check the one property that must fail while a rule is turned off."""
     only = (broken.fails,)
     invariants, steps = (only, ()) if broken.fails in INVARIANTS else ((), only)
-    return _check(broken.model, f'{{"{broken.rule}"}}', invariants, steps, later=1)
+    return _check(broken.model, f'{{"{broken.rule}"}}', invariants, steps, long=False)
 
 
-def _check(model: str, off: str, invariants: tuple[str, ...], steps: tuple[str, ...], later: int) -> Verdict:
+def _check(model: str, off: str, invariants: tuple[str, ...], steps: tuple[str, ...], *, long: bool) -> Verdict:
     constants = USUAL | dict.fromkeys(FAULTS, 0) | MODELS[model] | {"Off": off}
     if constants["Clock"] == 0:
         return tlc.check("Lock", tlc.configuration("FairSpec", constants, (), ("Served",), ""))
-    constants["Clock"] = int(str(constants["Clock"])) + later
-    return tlc.check("Lock", tlc.configuration("Spec", constants, invariants, steps, "Symmetry"))
+    if long:
+        constants["Clock"] = int(str(constants["Clock"])) + 1
+    return tlc.check("Lock", tlc.configuration("Spec", constants, invariants, steps, "Symmetry"), long=long)
 
 
 def report() -> tuple[list[str], int]:

@@ -335,7 +335,7 @@ Spec == Init /\ [][Next]_vars
 FairSpec == Spec /\ WF_vars(Quiet /\ Tick) /\ \A c \in Clients : Fair(c)
 
 -----------------------------------------------------------------------------
-(* What is promised (P1 to P8 are those of docs/architecture.md's design).    *)
+(* What is promised; docs/proof.md lists P1 to P8.                           *)
 
 Unexpired(s) == {c \in Clients : s.held[c].f > 0 /\ s.held[c].left > 0}
 

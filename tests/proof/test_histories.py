@@ -7,9 +7,10 @@ import pytest
 from campaign import OTHERS, REDLEASE, judge_all, record_and_judge
 from records import MS, History, Loss, Operation, Seen
 
+# Go builds Porcupine when it is asked for the first time on a machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
+
 async def test_histories_keep_the_promises() -> None:
     """Processes hold, wait, are stopped past their leases and killed: exclusion, order, fences and notices hold."""
     findings = await record_and_judge(REDLEASE, 160, seed=16)
@@ -20,8 +21,6 @@ async def test_histories_keep_the_promises() -> None:
     assert findings.judged["losses"] > 10
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("library", OTHERS)
 async def test_other_locks_break_what_users_assume(library: str) -> None:
     """The same workload on other locks: two bodies believe to hold at once, and newcomers pass those who wait."""
