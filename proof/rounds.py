@@ -67,7 +67,7 @@ class Rounds:
         path = self.directory / f"{number}.jsonl"
         path.touch()
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(WORKER), self.workload.library, self.url, str(path), str(number), f"p{number}"),
+            *(sys.executable, str(WORKER), self.workload.library, self.url, str(path), str(number)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

@@ -34,8 +34,9 @@ async def watch_stalls(url: str, recorder: Recorder) -> None:
         last = at
 
 
-async def main(library: str, url: str, path: str, client: int, name: str) -> None:
+async def main(library: str, url: str, path: str, client: int) -> None:
     """Do what the lines of the input say, until it ends."""
+    name = f"p{client}"
     logging.disable()  # of the losses that are provoked
     recorder = Recorder(Path(path), client)
     one = LIBRARIES[library](url, recorder)
@@ -46,6 +47,7 @@ async def main(library: str, url: str, path: str, client: int, name: str) -> Non
         plans = [Plan(*plan) for plan in order["plans"]]
         lives = (one.live(plan, name, random.Random(f"{order['seed']} {plan.name} {name}")) for plan in plans)
         await asyncio.gather(*lives)
+        await asyncio.sleep(3 * LOOK_S)  # a stall that has just ended is recorded
         if watching.done():
             watching.result()
         sys.stdout.write("done\n")
@@ -53,4 +55,4 @@ async def main(library: str, url: str, path: str, client: int, name: str) -> Non
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:4], int(sys.argv[4]), sys.argv[5]))
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], client=int(sys.argv[4])))
