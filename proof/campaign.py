@@ -13,7 +13,7 @@ from servers import Server
 
 REDLEASE = Workload("redlease", histories=40)
 # Neither has semaphores; python-redis-lock knows whole seconds only.
-OTHERS = {name: Workload(name, histories=10, capacities=(1,)) for name in ("redis-py", "python-redis-lock")}
+OTHERS = {name: Workload(name, histories=20, capacities=(1,)) for name in ("redis-py", "python-redis-lock")}
 
 
 async def record_and_judge(

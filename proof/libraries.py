@@ -215,7 +215,7 @@ class OfPythonRedisLock(OfRedisPy):
         began = now()
         call = self.recorder.call(plan.name, "acquire", ticket)
         waits = asyncio.create_task(self.look(plan, ticket, began))
-        got = await loop.run_in_executor(self.threads, lambda: lock.acquire(timeout=TIMEOUT))
+        got = await loop.run_in_executor(self.threads, lock.acquire)
         waits.cancel()
         until = began + lease * 1000 * MS
         self.recorder.returned(plan.name, call, ok=bool(got), until=until)

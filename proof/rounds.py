@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
 import sys
@@ -64,14 +65,17 @@ class Rounds:
     async def start(self) -> Process:
         """Start a process, with a file of its own for its records."""
         number, self._started = self._started, self._started + 1
-        path = self.directory / f"{number}.jsonl"
-        path.touch()
+        records = self.directory / f"{number}.jsonl"
+        records.touch()
+        # The tests run with PYTHONSAFEPATH, which leaves the directory of a script out.
+        path = [str(WORKER.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(WORKER), self.workload.library, self.url, str(path), str(number)),
+            *(sys.executable, str(WORKER), self.workload.library, self.url, str(records), str(number)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
         )
-        return Process(process, path)
+        return Process(process, records)
 
     async def run(self) -> list[History]:
         """Run one round, and return its histories."""

@@ -24,8 +24,11 @@ async def test_histories_keep_the_promises() -> None:
 @pytest.mark.parametrize("library", OTHERS)
 async def test_other_locks_break_what_users_assume(library: str) -> None:
     """The same workload on other locks: two bodies believe to hold at once, and newcomers pass those who wait."""
-    findings = await record_and_judge(OTHERS[library], 20, seed=16)
-    assert findings.kinds().keys() == {"exclusion", "order"}
+    found: set[str] = set()
+    for seed in range(5):  # nearly always the first shows both; a stop may meet no holder
+        if found != {"exclusion", "order"}:
+            found |= (await record_and_judge(OTHERS[library], 40, seed)).kinds().keys()
+    assert found == {"exclusion", "order"}
 
 
 def history() -> History:
