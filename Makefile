@@ -28,7 +28,7 @@ ON_NEWEST_TEMPORAL := $(patsubst %,tests/temporal/test_%.py,server backends wait
 OLDEST_SDK = $(shell sed -n 's/^temporal = .*"\(temporalio\)>=\([0-9.]*\),.*/\1==\2/p' pyproject.toml)
 OLDEST_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors forget-coverage lint format clean
+.PHONY: help demo example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove forget-coverage lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -100,6 +100,10 @@ test-long: $(VENV)/.test  ## A million random calls against the model, and a min
 
 vectors: $(VENV)/.test  ## Write tests/golden/protocol.json, the golden vectors of the protocol, anew.
 	@$(BIN)/python tests/support/vectors.py
+
+# What is recorded is of the wheel; the helpers of the tests find and build servers and judges.
+prove: $(VENV)/.test  ## 10,000 histories judged by Porcupine, and the specification by TLC, in minutes; ARGS="--seed 7" draws others.
+	@PYTHONPATH=tests/support $(BIN)/python proof/prove.py $(ARGS)
 
 forget-coverage:
 	@rm -f .coverage .coverage.*

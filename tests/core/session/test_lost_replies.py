@@ -167,6 +167,30 @@ async def test_a_grant_out_of_the_queue_that_is_over_before_its_task_goes_on(ses
     assert hold.remaining() > 20
 
 
+async def test_a_late_message_of_a_grant_gives_no_longer_lease(session: Session, wires: Wire) -> None:
+    """A grant lasts no longer than its message says, though its client has extended the place in the queue since."""
+    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireOptions.usual(TERMS))
+    holding = asyncio.ensure_future(lock.hold())
+    (await wires.next("acquire"))(QUEUED)
+    (request,) = session.pending
+    session.on_message(Message("g", request, (7, 0, 5000, 1)))
+    hold = await holding
+    assert hold.fence == 7
+    assert hold.remaining() < 5
+    hold.detach()
+
+
+async def test_a_late_message_of_a_grant_that_is_over(session: Session, wires: Wire) -> None:
+    """A grant whose message comes after its end is none: the request is sent again."""
+    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireOptions.usual(TERMS))
+    holding = asyncio.ensure_future(lock.hold())
+    (await wires.next("acquire"))(QUEUED)
+    (request,) = session.pending
+    session.on_message(Message("g", request, (7, -20, -10, 1)))
+    (await wires.next("acquire"))([b"tag", Status.GRANTED, 8, 200, 30_200, 1])
+    assert (await holding).fence == 8
+
+
 async def test_a_grant_that_is_over_leaves_by_its_timeout(session: Session, wires: Wire) -> None:
     """The time that the caller gave goes on meanwhile, and what the second copy may get is given back."""
     lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireOptions.usual(TERMS._replace(lease_ms=100)))
