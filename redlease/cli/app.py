@@ -16,6 +16,7 @@ from .doctor.findings import show_findings
 from .listing import show_list, summaries
 from .running import Job, run_job
 from .snapshot import is_known, show
+from .web import serve_view
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -170,3 +171,32 @@ def resize(
     run(set_capacity(name, capacity, url, prefix, yes=yes))
     told = f"The capacity of {name} is {capacity} now."
     show_change(told, {"resource": name, "capacity": capacity}, as_json=as_json)
+
+
+@app.command()
+def web(
+    pattern: Annotated[str, typer.Argument(help="A glob that names match, in quotes: 'gpu-*'.")] = "*",
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")] = 8420,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name that browsers may use for it, besides localhost.")
+    ] = None,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Let those who have the token release and resize.")
+    ] = False,
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+    as_json: AsJson = False,
+) -> None:
+    """Show the resources live on a web page, until Ctrl-C. Needs redlease[web]."""
+    serve_view(
+        url=url,
+        prefix=prefix,
+        pattern=pattern,
+        host=host,
+        port=port,
+        hosts=allow_host or [],
+        allow_changes=allow_changes,
+        as_json=as_json,
+    )
