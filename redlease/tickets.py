@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +26,7 @@ from .protocol import scripts
 from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
 from .protocol.encoding import Resource, keys_pattern, pack
 from .protocol.histories import PAGE_ENTRIES, read_entry
-from .protocol.replies import Granted, Message, Queued, Status
+from .protocol.replies import Granted, Message, Queued, Status, Totals
 from .protocol.scripts import Script, read_lua
 from .protocol.snapshots import CHECKED_MOST, LOSSES_MOST, Reading
 from .session.leases import PendingRelease, Released
@@ -51,6 +51,7 @@ __all__ = [
     "Status",
     "Terms",
     "Tickets",
+    "Totals",
     "label",
     "lease_lost",
     "lease_of",
@@ -341,6 +342,10 @@ class Tickets:
         finally:
             self.session.looks.release()
         return answer.values
+
+    async def totals(self, resources: Sequence[Resource], looked_at: int) -> list[Totals]:
+        """Many resources in numbers, at little cost; `looked_at`: how many holders of each are looked at one by one."""
+        return [Totals(*values) for values in await self._connection.call_each(resources, scripts.TOTALS, looked_at)]
 
     async def occupancy(self, resource: Resource) -> Occupancy:
         """How much of the resource is in use, and how many requests wait."""

@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from redlease import Redlease, __version__
+from redlease.overview import Overview
 
 from .changing import Yes, release_everybody, release_ticket, set_capacity, show_change
 from .connecting import LOCAL, AsJson, Name, Prefix, Url, resource_at, run, tell, told_in_one_line
 from .demo.command import run_demo
 from .doctor.examination import examine
 from .doctor.findings import show_findings
-from .listing import show_list, summaries
+from .listing import show_list
 from .running import Job, run_job
 from .snapshot import is_known, show
 from .web import serve_view
@@ -65,7 +66,7 @@ def list_resources(
 
     async def look() -> None:
         async with Redlease.from_url(url, prefix=prefix) as client:
-            listed = await summaries(client, pattern)
+            listed = await Overview(client, pattern).look()
         show_list(listed, as_json=as_json)
         if not listed:
             tell(f"no resource under the prefix {prefix!r} matches {pattern!r}")

@@ -57,6 +57,22 @@ class Beaten(NamedTuple):
     more: int
 
 
+class Totals(NamedTuple):
+    """A resource in numbers. Times are ms of the server's clock, 0 if nobody holds or waits; `capacity`: 0 if unknown.
+
+    `history`: how many entries of history the server keeps of it, 0 for none.
+    """
+
+    now_ms: int
+    fence: int
+    capacity: int
+    in_use: int
+    waiting: int
+    held_since_ms: int
+    queued_since_ms: int
+    history: int
+
+
 class Message(NamedTuple):
     """A message on a client's channel.
 

@@ -56,9 +56,10 @@ RESIZE = operation("resize", "capacity idle_ttl_ms")
 INSPECT = operation(
     "inspect", "most_holders most_waiters bytes after_deadline after_ticket after_sequence most_counted"
 )
+TOTALS = operation("totals", "most")
 HISTORY = operation("history", "before most")
 POSITION = operation("position", "ticket")
 CHECK = operation("check", "ticket fence")
 WATCH = operation("watch", "watch_ms")
 PROBE = Script("probe", "channel", read_lua("redlease", "probe"))
-SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, REDUCE, RESIZE, INSPECT, HISTORY, POSITION, CHECK, WATCH)
+SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, REDUCE, RESIZE, INSPECT, TOTALS, HISTORY, POSITION, CHECK, WATCH)

@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from redis.asyncio import ConnectionPool
@@ -155,6 +155,33 @@ class Transport(ABC):
                         raise TimeoutError
         except TimeoutError:
             raise self.unavailable(resource, ticket, limit_ms) from None
+
+    async def call_each(self, resources: Sequence[Resource], script: Script, *args: Any) -> list[list[Any]]:
+        """Calls a script that writes nothing on each of the resources together; returns the values of the replies.
+
+        Raises:
+            Unavailable: No reply within `limit_ms`.
+            RedleaseError: The server refused.
+        """
+        tail, futures = encoding.pack(*args), []
+        loop = self.start()
+        for resource in resources:
+            link = self.endpoint_for(resource)
+            future: asyncio.Future[Reply] = loop.create_future()
+            if link.ready:
+                link.send(resource, script, tail, settles(future))
+            else:
+                future.set_result(None)
+            futures.append(future)
+        try:
+            async with asyncio.timeout(self.limit_ms / 1000):
+                replies = [await future for future in futures]
+        except TimeoutError:
+            raise self.unavailable(resources[0], None, self.limit_ms) from None
+        return [
+            reply[1:] if isinstance(reply, list) else (await self.call(resource, script, *args)).values
+            for resource, reply in zip(resources, replies, strict=True)
+        ]
 
     async def _ask(self, resource: Resource, script: Script, tail: bytes) -> Reply:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

@@ -38,7 +38,7 @@ LAYERS = (
     "guards",
     "primitives",
     "client",
-    "sync",
+    "sync | overview",
     "cli | testing",
 )
 ADAPTER_LAYERS = (

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 LUA = {file.name: file.read_text() for file in Path(redlease.__file__).parent.glob("lua/**/*.lua")}
 # SPUBLISH is for clusters, and tests/core/transport/test_cluster.py takes it away there.
+HISTORY = {"xadd", "xrevrange"}  # which only a history needs
 COMMANDS = sorted(
-    {name.lower() for text in LUA.values() for name in re.findall(r"\bp?call\('([A-Z]+)'", text)} - {"spublish"}
+    {name.lower() for text in LUA.values() for name in re.findall(r"\bp?call\('([A-Z]+)'", text)}
+    - {"spublish", *HISTORY}
 )
 
 
@@ -94,6 +96,25 @@ async def test_a_missing_command_is_named(limited: Limited, prefix: str) -> None
         limited.may("~*", "&*", "+@all", f"-{command}")
         assert command in (await refusal(limited.url, f"no {command}", prefix=prefix)).lower()
     assert limited.server.cli("KEYS", "*") == []
+
+
+async def test_no_call_fails_for_the_lack_of_a_history(limited: Limited, prefix: str) -> None:
+    """Without the rights, or with another program's key in its place, it stays empty; reading it says what is wrong."""
+    limited.may("~*", "&*", "+@all", *(f"-{command}" for command in HISTORY))
+    async with Redlease.from_url(limited.url, prefix=prefix, history=10) as client:
+        lock = client.lock("r")
+        for _ in range(2):
+            async with lock.hold():
+                pass
+        with pytest.raises(RedleaseError, match="lacks a right"):
+            await lock.history()
+        limited.may("~*", "&*", "+@all")
+        assert await lock.history() == []
+        limited.server.cli("SET", lock._resource.keys[4], "another program's")
+        async with lock.hold():
+            await lock.resize(2)
+        with pytest.raises(RedleaseError, match="Delete that key"):
+            await lock.history()
 
 
 async def test_a_missing_right_to_scripts_is_told(limited: Limited, prefix: str) -> None:
