@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from redlease import Redlease, __version__
-from redlease.overview import Overview
+from redlease.overview import Overview, is_known
 
 from .changing import Yes, release_everybody, release_ticket, set_capacity, show_change
 from .connecting import LOCAL, AsJson, Name, Prefix, Url, resource_at, run, tell, told_in_one_line
@@ -16,7 +16,7 @@ from .doctor.examination import examine
 from .doctor.findings import show_findings
 from .listing import show_list
 from .running import Job, run_job
-from .snapshot import is_known, show
+from .snapshot import show
 from .web import serve_view
 
 app = typer.Typer(no_args_is_help=True)

@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 # The page needs nothing but its own files. Trusted Types let no script set HTML from text, even by mistake.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -70,10 +71,8 @@ class AccessControl:
         return None
 
     def _is_own(self, host: str) -> bool:
-        if host.startswith("["):
-            name = host[1:].partition("]")[0]
-        else:
-            name = host.partition(":")[0].lower().rstrip(".")
+        without_port = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        name = without_port.lower().rstrip(".")
         return name in self._hosts or _is_address(name)
 
 

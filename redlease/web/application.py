@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from redlease import RedleaseError, Redlease, Semaphore, clock
-from redlease.cli.snapshot import UNDECLARED
+from redlease import Redlease, RedleaseError, Semaphore, clock
+from redlease.overview import UNDECLARED
 
 from .access import AccessControl, may_change
 from .gatherer import Gatherer, beat

@@ -10,16 +10,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from redlease import RedleaseError, Redlease, clock
-from redlease.cli.listing import Summary, summaries
-from redlease.cli.snapshot import UNDECLARED, is_known
+from redlease import Redlease, RedleaseError, clock
 from redlease.log import about
+from redlease.overview import UNDECLARED, Overview, Summary, is_known
 
 logger = logging.getLogger("redlease")
 
 PERIOD_S = 1.0
-# Looking at all resources may take a fiftieth of the time: what 1,000 of them cost the server stays below 1 % of its CPU.
-SHARE = 1 / 50
+SHARE = 1 / 20  # of the time may go into looks at all resources: those at very many are further apart
 LISTED_MOST = 1000  # resources that a browser is told of one by one; the totals are of all
 SHOWN_MOST = 100  # holders, and as many waiters, that a browser is told of one by one
 HISTORY_MOST = 300  # entries of the history that the timeline is drawn of
@@ -64,9 +62,9 @@ class Gatherer:
     def __init__(self, client: Redlease, pattern: str = "*") -> None:
         self.is_closed = False
         self._client = client
-        self._pattern = pattern
+        self._all = Overview(client, pattern)
         self._viewers: set[Viewer] = set()
-        self._task: asyncio.Future[object] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._asked_for_detail = asyncio.Event()
         self._forget()
 
@@ -92,10 +90,7 @@ class Gatherer:
         viewer = Viewer(self, resource)
         self._viewers.add(viewer)
         if self._task is None:
-            self._task = asyncio.gather(
-                self._repeat(self._look_at_all, asyncio.Event()),
-                self._repeat(self._look_closely, self._asked_for_detail),
-            )
+            self._task = asyncio.create_task(self._run())
         self.look_closely_now()
         try:
             yield viewer
@@ -133,6 +128,13 @@ class Gatherer:
         self._troubles: dict[str, str] = {}
         self._status = _event(STATUS, {"reachable": True, "why": ""})
 
+    async def _run(self) -> None:
+        """Looks at all resources and, not to wait for that, at those that browsers show."""
+        await asyncio.gather(
+            self._repeat(self._look_at_all, asyncio.Event()),
+            self._repeat(self._look_closely, self._asked_for_detail),
+        )
+
     async def _repeat(self, look: Callable[[], Awaitable[float]], early: asyncio.Event) -> None:
         """Looks again and again, whatever a look raises; it returns how many seconds to pause."""
         name = look.__name__
@@ -156,7 +158,7 @@ class Gatherer:
 
     async def _look_at_all(self) -> float:
         started_ms = clock.now_ms()
-        listed = await summaries(self._client, self._pattern)
+        listed = await self._all.look()
         self._overview = _kept(self._overview, _event(OVERVIEW, overview_of(listed)))
         return max(PERIOD_S, (clock.now_ms() - started_ms) / 1000 / SHARE)
 

@@ -75,8 +75,13 @@ async def serve(settings: Settings, on_ready: Callable[[Address], None]) -> None
         application = View(client, gatherer, facts, token).application([settings.host, *settings.hosts])
         config = uvicorn.Config(
             application,
-            **{"ws": "none", "lifespan": "off", "access_log": False, "log_level": "warning"},
-            **{"server_header": False, "proxy_headers": False, "timeout_graceful_shutdown": 5},
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=5,
         )
         with _listening(settings.host, settings.port) as listener:
             on_ready(_address(listener, token))

@@ -39,6 +39,7 @@ LAYERS = (
     "primitives",
     "client",
     "sync | overview",
+    "web",
     "cli | testing",
 )
 ADAPTER_LAYERS = (

@@ -29,10 +29,10 @@ export function markChosen(name) {
 }
 
 // Draws the list as it is now: waits and holds have grown since the server told of them.
-export function drawList(grows = true) {
+export function drawList() {
   if (shown === null) return;
   const { overview, at } = shown;
-  const since = grows ? performance.now() - at : 0;
+  const since = performance.now() - at;
   setText(byId("total-resources"), overview.resources.toLocaleString("en"));
   setText(byId("total-held"), overview.held.toLocaleString("en"));
   setText(byId("total-waiting"), overview.waiting.toLocaleString("en"));

@@ -3,7 +3,7 @@
 import { byId, keyed, make, setText } from "./dom.js";
 import { drawTimeline } from "./timeline.js";
 import { updateWho, whoParts } from "./who.js";
-import { UNLIMITED, colourOf, counted, plain, span, units } from "./words.js";
+import { UNLIMITED, colourOf, plain, span, units } from "./words.js";
 
 const SLOTS_MOST = 48; // free units that are drawn one by one
 const WIDE_MOST = 12; // units that a slot is as wide as
@@ -41,11 +41,11 @@ export function showDetail(detail) {
   drawResource();
 }
 
-// Draws the resource as it is now, or as it was when the server was last reached.
-export function drawResource(grows = true) {
+// Draws the resource as it is now: waits, holds and leases go on between the events.
+export function drawResource() {
   if (shown === null) return;
   const { snapshot, known } = shown.detail;
-  const now = snapshot.server_time_ms + (grows ? performance.now() - shown.at : 0);
+  const now = snapshot.server_time_ms + performance.now() - shown.at;
   setText(byId("facts"), known ? factsOf(snapshot) : "Nothing is known of it: it was not used under this prefix, or not of late.");
   byId("resize").hidden = changes === null || !known;
   drawSlots(snapshot, now);
@@ -129,7 +129,7 @@ function drawWaiters(snapshot, now) {
     offerRelease(row, "Take out", snapshot.resource, waiter.ticket, "Its process stops waiting, with an error.");
   });
   const more = snapshot.waiting - snapshot.waiters.length;
-  setText(byId("waiters-note"), more > 0 ? `And ${counted(more, "more", "more")}.` : snapshot.waiting ? "" : "Nobody waits.");
+  setText(byId("waiters-note"), more > 0 ? `And ${more.toLocaleString("en")} more.` : snapshot.waiting ? "" : "Nobody waits.");
 }
 
 const ticketKey = (each) => `${each.ticket} ${each.fence ?? "waits"}`;
