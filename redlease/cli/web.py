@@ -32,9 +32,10 @@ def serve_view(
     try:
         from redlease.web.serving import Settings, serve  # noqa: PLC0415 - they come with an extra
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in NEEDED:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in NEEDED:
             raise
-        tell(f"this command needs {error.name}. Install it with: pip install 'redlease[web]'")
+        tell(f"this command needs {missing}. Install it with: pip install 'redlease[web]'")
         raise typer.Exit(1) from None
 
     def on_ready(address: Address) -> None:

@@ -37,10 +37,11 @@ async def served(*options: str) -> AsyncIterator[View]:
     )
     try:
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
         yield View(json.loads(line)["url"], process)
-        process.send_signal(signal.SIGINT)
-        await asyncio.wait_for(process.wait(), 10)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        await asyncio.wait_for(process.wait(), 20)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

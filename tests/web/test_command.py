@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 
@@ -43,15 +44,18 @@ async def told_by(*options: str) -> str:
 
 async def test_it_ends_at_once_while_a_browser_looks(url: str, prefix: str) -> None:
     """Ctrl-C ends the streams, which would go on for ever, and then the command."""
-    async with served("--url", url, "--prefix", prefix) as view, httpx.AsyncClient() as http:
-        async with http.stream("GET", f"{view.url}events") as stream:
-            lines = stream.aiter_lines()
-            assert await anext(lines) == "event: status"
-            view.process.send_signal(2)
-            async with asyncio.timeout(10):
-                async for _ in lines:
-                    pass
-                assert await view.process.wait() == 130
+    async with (
+        served("--url", url, "--prefix", prefix) as view,
+        httpx.AsyncClient() as http,
+        http.stream("GET", f"{view.url}events") as stream,
+    ):
+        lines = stream.aiter_lines()
+        assert await anext(lines) == "event: status"
+        view.process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(20):
+            async for _ in lines:
+                pass
+            assert await view.process.wait() == 130
 
 
 async def test_an_address_for_all_is_warned_of(url: str, prefix: str) -> None:

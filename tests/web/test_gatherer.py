@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,19 +80,29 @@ async def test_many_browsers_cost_as_much_as_one(own_server: OwnServer, prefix: 
             assert calls <= 4 * len(looks)  # a snapshot, a history and the totals for each look, whoever sees it
             for other in others:
                 other.__exit__(None, None, None)
-        assert not gatherer.is_running
+        assert not asks(gatherer)
+
+
+def tells_of(owner: str, newest: dict[str, Any]) -> bool:
+    """Tell whether the details name this owner."""
+    return owner in str(newest.get("detail"))
+
+
+def asks(gatherer: Gatherer) -> bool:
+    """Tell whether the server is being asked."""
+    return gatherer.is_running
 
 
 async def test_nothing_is_asked_while_nobody_looks(client: Redlease, gatherer: Gatherer) -> None:
     """The first browser starts the looking, the last one ends it, and the next one is not shown what was."""
     await client.lock("invoice").acquire()
-    assert not gatherer.is_running
+    assert not asks(gatherer)
     with gatherer.viewer(None) as first:
         with gatherer.viewer("invoice") as second:
             await sent(second, lambda newest: "detail" in newest)
-        assert gatherer.is_running
+        assert asks(gatherer)
         assert "detail" not in await sent(first, lambda newest: "overview" in newest)
-    assert not gatherer.is_running
+    assert not asks(gatherer)
     with gatherer.viewer("invoice") as third:
         assert read(third.news()).keys() == {"status"}
 
@@ -119,8 +130,8 @@ async def test_a_browser_that_is_slow_gets_the_newest_state(client: Redlease, ga
     lock = client.lock("invoice")
     with gatherer.viewer("invoice") as slow, gatherer.viewer("invoice") as quick:
         for number in range(3):
-            permit = await lock.acquire(ticket=f"ticket-{number}")
-            await sent(quick, lambda newest, ticket=permit.ticket: ticket in str(newest.get("detail")))
+            permit = await lock.acquire(owner=f"owner-{number}")
+            await sent(quick, partial(tells_of, permit.owner))
             await lock.release(permit)
         assert len(slow.news()) == 4  # status, overview, history and detail: one each
 
