@@ -120,9 +120,9 @@ class HistoryEntry:
     Attributes:
         id: Its id in the history of the resource: a later entry has a greater one, by its two numbers.
         at_ms: When.
-        event: What: "granted"; "released" by its holder; "lost", since the lease ended, seen at the next call on the
-            resource; "forced": an operator released it, or took it out of the queue, by its ticket; "adopted" under a
-            new owner; "reduced" to a smaller weight, as by `downgrade()`; "resized": the capacity changed.
+        event: What: "granted"; "released" by its holder; "lost", since the lease ended, noted by the next acquire or by
+            its own client; "forced": an operator released it, or took it out of the queue, by its ticket; "adopted"
+            under a new owner; "reduced" to a smaller weight, as by `downgrade()`; "resized": the capacity changed.
         ticket: Of the permit or waiter; empty for "resized".
         owner: The name of its holder; for "adopted", of the new one.
         fence: The fencing token of the permit; 0 for "resized", and for a waiter taken out of the queue.

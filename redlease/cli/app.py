@@ -6,17 +6,22 @@ from typing import Annotated
 
 import typer
 
-from redlease import Redlease, __version__
+from redlease import HistoryEntry, Redlease, __version__
+from redlease.limits import HISTORY_MAX
 from redlease.overview import Overview, is_known
 
+from .bench import measure, show_measured
 from .changing import Yes, release_everybody, release_ticket, set_capacity, show_change
 from .connecting import LOCAL, AsJson, Name, Prefix, Url, resource_at, run, tell, told_in_one_line
 from .demo.command import run_demo
 from .doctor.examination import examine
 from .doctor.findings import show_findings
+from .history import show_history
 from .listing import show_list
 from .running import Job, run_job
 from .snapshot import show
+from .top.command import show_top
+from .top.terminal import is_terminal
 from .web import serve_view
 
 app = typer.Typer(no_args_is_help=True)
@@ -74,6 +79,25 @@ def list_resources(
     run(look())
 
 
+@app.command()
+def top(
+    pattern: Annotated[str, typer.Argument(help="A glob that names match, in quotes: 'gpu-*'.")] = "*",
+    *,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two readings.")] = 1,
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+    as_json: AsJson = False,
+) -> None:
+    """Show the resources live: sort, filter, open one. Without a terminal, or with --json, list them once."""
+    if as_json or not is_terminal():
+        if not as_json:
+            tell("there is no terminal to show the resources live on, so they are listed once, as by `redlease ls`")
+        list_resources(pattern, url, prefix, as_json)
+        return
+    if signal_number := run(show_top(url, prefix, pattern, every)):
+        raise typer.Exit(128 + signal_number)
+
+
 @app.command("run")
 def run_command(
     name: Name,
@@ -113,11 +137,44 @@ def inspect(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: 
 
 
 @app.command()
+def history(
+    name: Name,
+    *,
+    count: Annotated[int, typer.Option(min=1, max=HISTORY_MAX, help="How many entries, the newest.")] = 50,
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+    as_json: AsJson = False,
+) -> None:
+    """Show what happened to a resource, where a client asks for a history. Exits with 1 if there is none."""
+
+    async def look() -> list[HistoryEntry]:
+        async with resource_at(name, url, prefix) as resource:
+            return await resource.history(count)
+
+    entries = run(look())
+    if not entries:
+        tell(f"there is no history of {name} under the prefix {prefix!r}. A client with `history=1000` has one written")
+        raise typer.Exit(1)
+    show_history(entries, as_json=as_json)
+
+
+@app.command()
 def doctor(url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
     """Examine the server and what is kept there. Exits with 0 if all is well, 1 for warnings, 2 for errors."""
     findings = run(examine(url, prefix), status=2)
     show_findings(findings, as_json=as_json)
     raise typer.Exit(max(each.level for each in findings))
+
+
+@app.command()
+def bench(
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long each of the three measurements takes.")] = 1,
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+    as_json: AsJson = False,
+) -> None:
+    """Measure locks on your server, on resources of its own: a few seconds of full load, and nothing is left."""
+    show_measured(run(measure(url, prefix, seconds)), as_json=as_json)
 
 
 @app.command()

@@ -48,7 +48,7 @@ def lines_of(snapshot: Snapshot, width: int | None) -> Iterator[Text]:
     if not rows:
         return
     yield Text()
-    head, *lines = _aligned([HEADS, *(row.cells for row in rows)])
+    head, *lines = aligned([HEADS, *(row.cells for row in rows)], WORDS)
     if width is None:
         yield Text(head + GAP + "metadata", "bold dim")
         yield from (Text(GAP.join((line, *row.metadata)), row.style) for row, line in zip(rows, lines, strict=True))
@@ -103,14 +103,14 @@ def _rows(snapshot: Snapshot) -> Iterator[Row]:
         yield Row("yellow", (f"waits {place}", *what, *spans), _pairs(waiter.metadata))
 
 
-def _aligned(table: list[tuple[str, ...]]) -> Iterator[str]:
-    """Yields each row as a line, with every column as wide as its widest cell."""
+def aligned(table: list[tuple[str, ...]], words: int) -> Iterator[str]:
+    """Yields each row as a line, every column as wide as its widest cell, the first `words` of them aligned left."""
     widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     for cells in table:
         pads = [" " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
-        words = map(str.__add__, cells[:WORDS], pads[:WORDS])
-        numbers = map(str.__add__, pads[WORDS:], cells[WORDS:])
-        yield GAP.join((*words, *numbers))
+        left = map(str.__add__, cells[:words], pads[:words])
+        right = map(str.__add__, pads[words:], cells[words:])
+        yield GAP.join((*left, *right))
 
 
 def _stacked(row: Row, indent: str, width: int) -> Iterator[str]:

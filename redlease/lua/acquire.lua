@@ -86,9 +86,12 @@ local function grant()
   return {tag, GRANTED, fence, now, now + lease, capacity, was_declared}
 end
 
--- Free capacity, an empty queue, nothing to reap. The first write is one that a server out of memory refuses.
+-- Free capacity, an empty queue, nothing to reap, except for a history, which tells of losses without delay. The first write is
+-- one that a server out of memory refuses.
 local ahead = call('ZCARD', queue)
-if ahead == 0 and not record and used + weight <= capacity then return grant() end
+if ahead == 0 and not record and used + weight <= capacity and (not was[10] or call('ZCOUNT', holders, '-inf', now) == 0) then
+  return grant()
+end
 
 --#include queue
 --#include share
@@ -163,7 +166,7 @@ if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
     end
   end
   more = grant_waiting()
-  if call('ZCARD', queue) == 0 and used + weight > capacity and reap(BATCH) == BATCH then more = 1 end
+  if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) and reap(BATCH) == BATCH then more = 1 end
   if was_capacity > capacity then publish_capacity() end
   commit(deadline, idle)
   changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10]}, false

@@ -23,14 +23,15 @@ end
 if #live >= 2 * most then units = call('ZCARD', holders) + (was[3] or 0) end
 
 local waiting = call('ZCARD', queue)
-local dead = waiting > 0 and call('ZCOUNT', waiters, '(0', format('%d', now)) > 0
-if waiting > 0 and call('ZCOUNT', waiters, format('(%d', now), '+inf') == 0 then waiting = 0 end
+local lapses = waiting > 0 and call('ZRANGEBYSCORE', waiters, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+local dead = lapses and tonumber(lapses) <= now -- some places at least: which of the waiters are dead is to be seen
+if not lapses then waiting = 0 end
 for i, ticket in ipairs(waiting > 0 and call('ZRANGE', queue, 0, dead and most - 1 or 0) or {}) do
   local since, place, request = string.match(call('HGET', state, 't' .. ticket) or '', '^%d+ %d+ %d+ (%d+) (%S+) (%S+)')
   local alive = place and not dead
   for other in string.gmatch(dead and place and '{' .. place .. '}' .. request or '', '{([^}]*)}') do
-    local lapses = call('ZSCORE', waiters, other)
-    alive = alive or (lapses and tonumber(lapses) > now)
+    local its_end = call('ZSCORE', waiters, other)
+    alive = alive or (its_end and tonumber(its_end) > now)
   end
   if not alive then
     waiting = waiting - 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis.asyncio
 
-from redlease import Redlease, Unavailable
+from redlease import Redlease, Unavailable, overview
 from redlease.cli.listing import lines_of
 from redlease.cli.plain import span
 from redlease.overview import LOOKED_AT, Overview, Summary, matches
@@ -118,6 +118,56 @@ async def test_a_long_queue_costs_no_more_than_a_short_one(own_server: OwnServer
         assert calls["cmdstat_evalsha"] < 10  # one is the listing; the others are beats
         assert calls["cmdstat_hget"] < LOOKED_AT
         await cancel(*waiting)
+
+
+async def test_what_is_not_shown_is_read_seldom(
+    own_server: OwnServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A live view costs the server one script for each resource that it shows, and all others now and then."""
+    server = own_server("valkey9")
+    names = [f"r{number:02}" for number in range(50)]
+    async with Redlease.from_url(server.url, prefix=prefix) as client:
+        for name in names:
+            await client.lock(name).acquire()
+        seldom, soon = Overview(client), Overview(client)
+        await soon.look(())
+        monkeypatch.setattr(overview, "EACH_MS", 10_000)
+        first = await seldom.look({"r00", "gone"})
+        assert [each.resource for each in first] == names
+        for name in ("r00", "r49"):
+            await client.lock(name).resize(7)
+        server.cli("CONFIG", "RESETSTAT")
+        again = await seldom.look({"r00", "gone"})
+        async with redis.asyncio.Redis.from_url(server.url) as raw:
+            calls = {name: stats["calls"] for name, stats in (await raw.info("commandstats")).items()}
+        assert calls["cmdstat_evalsha"] == 1
+        assert not calls.keys() & {"cmdstat_keys", "cmdstat_scan"}
+        assert (again[0].capacity, again[49].capacity) == (7, 1)
+        assert (again[49].longest_hold_ms or 0) >= (first[49].longest_hold_ms or 0)
+
+        async def is_read() -> bool:
+            return (await soon.look(()))[49].capacity == 7
+
+        await eventually(is_read)
+
+
+async def test_the_dead_do_not_wait(client: Redlease, make_client: MakeClient) -> None:
+    """Waiters of a client that is gone are not counted when their place has lapsed, those of others are."""
+    lock = client.lock("r")
+    await lock.acquire()
+    gone = await make_client(waiter_lease=0.5)
+    waiting = [*await queue_up(gone.lock("r"), 3), *await queue_up(lock, 1)]
+    seen = Overview(client)
+    await gone.abandon()
+
+    async def one_is_left() -> bool:
+        return [each.waiting for each in await seen.look()] == [1]
+
+    await eventually(one_is_left)
+    (line,), snapshot = await seen.look(), await lock.inspect()
+    assert snapshot.waiting == 1
+    assert abs((line.longest_wait_ms or 0) - (snapshot.server_time_ms - snapshot.waiters[0].queued_at_ms)) < 1000
+    await cancel(*waiting)
 
 
 async def test_a_unix_socket_leads_to_its_server(servers: Servers, prefix: str) -> None:

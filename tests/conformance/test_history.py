@@ -63,6 +63,24 @@ async def test_losses(client: Redlease) -> None:
     assert entries[1].held_ms == lost.expires_at_ms - lost.granted_at_ms
 
 
+async def test_a_loss_is_noted_while_capacity_is_free(client: Redlease) -> None:
+    """The next acquire notes it, though nobody needs the units."""
+    pool = client.semaphore("r", capacity=5, lease=0.1, history=100)
+    lost = await pool.acquire(ticket="lost")
+
+    async def is_over() -> bool:
+        return not await pool.check(lost)
+
+    await eventually(is_over)
+    await pool.acquire(ticket="next")
+    assert [entry[:2] for entry in told(await pool.history())] == [
+        ("granted", "lost"),
+        ("lost", "lost"),
+        ("granted", "next"),
+    ]
+    assert (await pool.inspect()).in_use == 1
+
+
 async def test_what_operators_do(client: Redlease) -> None:
     """A release by ticket is forced, of a waiter too; each new capacity is noted, by a resize or a declaration."""
     pool = client.semaphore("r", capacity=1, history=100)

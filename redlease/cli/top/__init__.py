@@ -1,0 +1,1 @@
+"""`redlease top`: all resources, live."""
