@@ -39,12 +39,12 @@ def serve_view(
         raise typer.Exit(1) from None
 
     def on_ready(address: Address) -> None:
+        if not address.is_loopback:
+            _warn(address)
         if as_json:
             typer.echo(json.dumps({"url": address.url, "token": address.token}))
         else:
             typer.echo(_told(address, settings.server, prefix))
-        if not address.is_loopback:
-            _warn(address)
 
     settings = Settings(url, prefix, pattern, without_secrets(url), host, port, hosts, allow_changes)
     run(serve(settings, on_ready))
