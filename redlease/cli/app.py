@@ -8,7 +8,7 @@ import typer
 
 from redlease import HistoryEntry, Redlease, __version__
 from redlease.limits import HISTORY_MAX
-from redlease.overview import Overview, is_known
+from redlease.primitives.overview import Overview, is_known
 
 from .bench import measure, show_measured
 from .changing import Yes, release_everybody, release_ticket, set_capacity, show_change
@@ -71,7 +71,7 @@ def list_resources(
 
     async def look() -> None:
         async with Redlease.from_url(url, prefix=prefix) as client:
-            listed = await Overview(client, pattern).look()
+            listed = await Overview(client.tickets, pattern).look()
         show_list(listed, as_json=as_json)
         if not listed:
             tell(f"no resource under the prefix {prefix!r} matches {pattern!r}")

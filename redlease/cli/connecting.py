@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from redlease import Redlease, RedleaseError, Semaphore
-from redlease.overview import UNDECLARED
+from redlease.primitives.overview import UNDECLARED
 
 from .plain import plain
 

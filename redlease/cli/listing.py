@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from redlease.limits import CAPACITY_MAX
-from redlease.overview import Summary
+from redlease.primitives.overview import Summary
 
 from .plain import plain, span
 from .snapshot import units

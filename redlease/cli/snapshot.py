@@ -14,7 +14,7 @@ from rich.text import Text
 
 from redlease import Snapshot
 from redlease.limits import CAPACITY_MAX
-from redlease.overview import is_known
+from redlease.primitives.overview import is_known
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
 
 from .plain import plain

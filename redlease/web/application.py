@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from redlease import Redlease, RedleaseError, Semaphore, clock
-from redlease.overview import UNDECLARED
+from redlease.primitives.overview import UNDECLARED
 
 from .access import AccessControl, may_change
 from .gatherer import Gatherer, beat

@@ -12,13 +12,14 @@ from typing import Any
 
 from redlease import Redlease, RedleaseError, clock
 from redlease.log import about
-from redlease.overview import UNDECLARED, Overview, Summary, is_known
+from redlease.primitives.overview import UNDECLARED, Overview, Summary, is_known
 
 logger = logging.getLogger("redlease")
 
 PERIOD_S = 1.0
-# Of the time may go into looks at all resources, so that 1,000 of them take less than 1 % of the server's CPU.
-SHARE = 1 / 50
+ROWS_A_S = (
+    200  # resources that a browser is told of in a second: it counts on by itself, so a long list may come less often
+)
 LISTED_MOST = 1000  # resources that a browser is told of one by one; the totals are of all
 SHOWN_MOST = 100  # holders, and as many waiters, that a browser is told of one by one
 HISTORY_MOST = 300  # entries of the history that the timeline is drawn of
@@ -63,7 +64,7 @@ class Gatherer:
     def __init__(self, client: Redlease, pattern: str = "*") -> None:
         self.is_closed = False
         self._client = client
-        self._all = Overview(client, pattern)
+        self._all = Overview(client.tickets, pattern)
         self._viewers: set[Viewer] = set()
         self._task: asyncio.Task[None] | None = None
         self._asked_for_detail = asyncio.Event()
@@ -158,13 +159,12 @@ class Gatherer:
             await clock.pause(early, pause_s)
 
     async def _look_at_all(self) -> float:
-        started_ms = clock.now_ms()
-        listed = await self._all.look()
+        listed = await self._all.look(self._shown())
         self._overview = _kept(self._overview, _event(OVERVIEW, overview_of(listed)))
-        return max(PERIOD_S, (clock.now_ms() - started_ms) / 1000 / SHARE)
+        return max(PERIOD_S, min(len(listed), LISTED_MOST) / ROWS_A_S)
 
     async def _look_closely(self) -> float:
-        names = {viewer.resource for viewer in self._viewers if viewer.resource is not None}
+        names = self._shown()
         found = zip(names, await asyncio.gather(*map(self._detail, names)), strict=True)
         before = self._details
         self._details = {
@@ -181,6 +181,10 @@ class Gatherer:
             HISTORY: _event(HISTORY, {"entries": [asdict(entry) for entry in entries]}),
             DETAIL: _event(DETAIL, {"known": is_known(snapshot), "snapshot": asdict(snapshot)}),
         }
+
+    def _shown(self) -> set[str]:
+        """Returns the names of the resources that browsers show."""
+        return {viewer.resource for viewer in self._viewers if viewer.resource is not None}
 
     def _tell(self) -> None:
         for viewer in self._viewers:

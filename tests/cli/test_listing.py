@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 import redis.asyncio
 
-from redlease import Redlease, Unavailable, overview
+from redlease import Redlease, Unavailable
 from redlease.cli.listing import lines_of
 from redlease.cli.plain import span
-from redlease.overview import LOOKED_AT, Overview, Summary, matches
+from redlease.primitives import overview
+from redlease.primitives.overview import LOOKED_AT, Overview, Summary, matches
 
 from clusters import Watched
 from command_line import HARMLESS, HOSTILE, run_async
@@ -32,7 +33,7 @@ def url(servers: Servers) -> str:
 
 async def names_of(client: Redlease, pattern: str = "*") -> list[str]:
     """Return the names that are listed, in order."""
-    return [each.resource for each in await Overview(client, pattern).look()]
+    return [each.resource for each in await Overview(client.tickets, pattern).look()]
 
 
 async def test_every_resource_is_listed_under_the_name_that_it_was_given(client: Redlease) -> None:
@@ -57,7 +58,7 @@ async def test_a_line_tells_what_is_held_and_who_waits(client: Redlease) -> None
     pool = client.semaphore("gpu", capacity=3)
     first, second = await pool.acquire(weight=2), await pool.acquire()
     waiting = await queue_up(pool, 2)
-    (line,) = await Overview(client).look()
+    (line,) = await Overview(client.tickets).look()
     snapshot = await pool.inspect()
     assert (line.resource, line.capacity, line.in_use, line.waiting, line.fence) == ("gpu", 3, 3, 2, second.fence)
     held_ms, waited_ms = (
@@ -110,7 +111,7 @@ async def test_a_long_queue_costs_no_more_than_a_short_one(own_server: OwnServer
 
         await eventually(all_wait)
         server.cli("CONFIG", "RESETSTAT")
-        (line,) = await Overview(client).look()
+        (line,) = await Overview(client.tickets).look()
         assert line.waiting == len(waiting)
         async with redis.asyncio.Redis.from_url(server.url) as raw:
             calls = {name: stats["calls"] for name, stats in (await raw.info("commandstats")).items()}
@@ -129,7 +130,7 @@ async def test_what_is_not_shown_is_read_seldom(
     async with Redlease.from_url(server.url, prefix=prefix) as client:
         for name in names:
             await client.lock(name).acquire()
-        seldom, soon = Overview(client), Overview(client)
+        seldom, soon = Overview(client.tickets), Overview(client.tickets)
         await soon.look(())
         monkeypatch.setattr(overview, "EACH_MS", 10_000)
         first = await seldom.look({"r00", "gone"})
@@ -157,7 +158,7 @@ async def test_the_dead_do_not_wait(client: Redlease, make_client: MakeClient) -
     await lock.acquire()
     gone = await make_client(waiter_lease=0.5)
     waiting = [*await queue_up(gone.lock("r"), 3), *await queue_up(lock, 1)]
-    seen = Overview(client)
+    seen = Overview(client.tickets)
     await gone.abandon()
 
     async def one_is_left() -> bool:
@@ -191,7 +192,7 @@ async def test_a_server_that_is_gone_is_an_error(own_server: OwnServer, prefix: 
             with pytest.raises(Unavailable, match=f"the server 127.0.0.1:{server.port} did not answer"):
                 await master.ask("PING")
         with pytest.raises(Unavailable):
-            await Overview(client).look()
+            await Overview(client.tickets).look()
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from redlease.cli.top.command import Top
 from redlease.cli.top.screen import draw
 from redlease.cli.top.terminal import keys_in
 from redlease.cli.top.view import Detail, View
-from redlease.overview import Summary
+from redlease.primitives.overview import Summary
 
 from command_line import HARMLESS, HOSTILE, run_async
 from helpers import cancel, eventually, queue_up

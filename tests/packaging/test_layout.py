@@ -38,7 +38,7 @@ LAYERS = (
     "guards",
     "primitives",
     "client",
-    "sync | overview",
+    "sync",
     "web",
     "cli | testing",
 )

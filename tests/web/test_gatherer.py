@@ -12,7 +12,7 @@ import pytest
 import redis.asyncio
 
 from redlease import Redlease
-from redlease.overview import Overview
+from redlease.primitives.overview import Overview
 from redlease.web import gatherer as gathering
 from redlease.web.gatherer import LISTED_MOST, Gatherer, Viewer
 

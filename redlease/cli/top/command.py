@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from redlease import Redlease, RedleaseError, clock
-from redlease.overview import UNDECLARED, Overview, Summary
+from redlease.primitives.overview import UNDECLARED, Overview, Summary
 
 from .screen import draw
 from .terminal import Terminal
@@ -29,7 +29,7 @@ class Top:
     def __init__(self, client: Redlease, pattern: str, every_s: float) -> None:
         self._client = client
         self._every_s = every_s
-        self._overview = Overview(client, pattern)
+        self._overview = Overview(client.tickets, pattern)
         self._counted: dict[str, Summary] = {}  # as they were when their losses were counted
         self._changed, self._asked = asyncio.Event(), asyncio.Event()
         self.view = View()

@@ -9,7 +9,7 @@ from rich.text import Text
 from redlease.cli import history, snapshot
 from redlease.cli.listing import HEADS, cells_of
 from redlease.cli.plain import plain
-from redlease.overview import Summary
+from redlease.primitives.overview import Summary
 
 from .view import BY_NAME, SORTINGS, View
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redlease import HistoryEntry, Snapshot
-from redlease.overview import Summary
+from redlease.primitives.overview import Summary
 
 
 @dataclass(frozen=True, slots=True)

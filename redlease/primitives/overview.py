@@ -7,12 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from . import clock
-from .client import Redlease
-from .limits import CAPACITY_MAX
-from .models import Snapshot
-from .protocol.encoding import Resource
-from .tickets import Totals
+from redlease import clock
+from redlease.limits import CAPACITY_MAX
+from redlease.models import Snapshot
+from redlease.protocol.encoding import Resource
+from redlease.tickets import Tickets, Totals
 
 # What who only looks declares as the capacity, and so finds as that of a resource that is unknown to the server.
 UNDECLARED = CAPACITY_MAX
@@ -69,17 +68,17 @@ class Overview:
     of the database, and so only now and then: every ten seconds, less often if it takes more than a tenth of a second.
 
     Args:
-        client: An entered client.
+        tickets: Those of an entered client.
         pattern: A glob as Redis has them.
 
     Example:
-        >>> overview = Overview(client, "gpu-*")  # doctest: +SKIP
+        >>> overview = Overview(client.tickets, "gpu-*")  # doctest: +SKIP
         >>> [summary.resource for summary in await overview.look()]  # doctest: +SKIP
         ['gpu-1', 'gpu-2']
     """
 
-    def __init__(self, client: Redlease, pattern: str = "*") -> None:
-        self._client = client
+    def __init__(self, tickets: Tickets, pattern: str = "*") -> None:
+        self._tickets = tickets
         self._pattern = pattern
         self._known: dict[str, Resource] = {}
         self._seen: dict[str, tuple[float, Totals]] = {}  # and when, by the local clock
@@ -112,7 +111,7 @@ class Overview:
     async def _read(self, resources: list[Resource]) -> None:
         for at in range(0, len(resources), BATCH):
             batch = resources[at : at + BATCH]
-            for resource, totals in zip(batch, await self._client.tickets.totals(batch, LOOKED_AT), strict=True):
+            for resource, totals in zip(batch, await self._tickets.totals(batch, LOOKED_AT), strict=True):
                 if totals.capacity or totals.fence:
                     self._seen[resource.name] = clock.now_ms(), totals
                 else:  # its state has expired
@@ -120,10 +119,10 @@ class Overview:
                     self._seen.pop(resource.name, None)
 
     async def _find(self) -> None:
-        began_ms, tickets = clock.now_ms(), self._client.tickets
-        async for name in tickets.names():
+        began_ms = clock.now_ms()
+        async for name in self._tickets.names():
             if name not in self._known and matches(name, self._pattern):
-                self._known[name] = tickets.resource(name)
+                self._known[name] = self._tickets.resource(name)
         now_ms = clock.now_ms()
         self._scan_at_ms = now_ms + max(SCAN_EVERY_MS, SCAN_SHARE * (now_ms - began_ms))
 
