@@ -8,7 +8,7 @@ import typer
 
 from redlease import HistoryEntry, Redlease, __version__
 from redlease.limits import HISTORY_MAX
-from redlease.primitives.overview import Overview
+from redlease.primitives.overview import Overview, is_known
 
 from .bench import measure, show_measured
 from .changing import Yes, release_everybody, release_ticket, set_capacity, show_change
@@ -19,9 +19,10 @@ from .doctor.findings import show_findings
 from .history import show_history
 from .listing import show_list
 from .running import Job, run_job
-from .snapshot import is_known, show
+from .snapshot import show
 from .top.command import show_top
 from .top.terminal import is_terminal
+from .web import serve_view
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -228,3 +229,32 @@ def resize(
     run(set_capacity(name, capacity, url, prefix, yes=yes))
     told = f"The capacity of {name} is {capacity} now."
     show_change(told, {"resource": name, "capacity": capacity}, as_json=as_json)
+
+
+@app.command()
+def web(
+    pattern: Annotated[str, typer.Argument(help="A glob that names match, in quotes: 'gpu-*'.")] = "*",
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")] = 8420,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name that browsers may use for it, besides localhost.")
+    ] = None,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Let those who have the token release and resize.")
+    ] = False,
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+    as_json: AsJson = False,
+) -> None:
+    """Show the resources live on a web page, until Ctrl-C. Needs redlease[web]."""
+    serve_view(
+        url=url,
+        prefix=prefix,
+        pattern=pattern,
+        host=host,
+        port=port,
+        hosts=allow_host or [],
+        allow_changes=allow_changes,
+        as_json=as_json,
+    )

@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from redlease import Redlease, RedleaseError, Semaphore
+from redlease.primitives.overview import UNDECLARED
 
 from .plain import plain
-from .snapshot import UNDECLARED
 
 T = TypeVar("T")
 

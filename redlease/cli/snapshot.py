@@ -14,14 +14,13 @@ from rich.text import Text
 
 from redlease import Snapshot
 from redlease.limits import CAPACITY_MAX
+from redlease.primitives.overview import is_known
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
 
 from .plain import plain
 
 GAP = "  "
 HEADS = ("", "ticket", "owner", "weight", "fence", "for", "lease left")
-# Stands for the capacity of a resource that is unknown to the server.
-UNDECLARED = CAPACITY_MAX
 WORDS = 3  # the first columns, which contain words and are aligned left; the others contain numbers
 
 
@@ -70,11 +69,6 @@ class Row:
     style: str
     cells: tuple[str, ...]
     metadata: tuple[str, ...]
-
-
-def is_known(snapshot: Snapshot) -> bool:
-    """Returns True if the server has state of the resource."""
-    return snapshot.capacity != UNDECLARED or bool(snapshot.fence or snapshot.holders or snapshot.waiters)
 
 
 def _head(snapshot: Snapshot) -> str:

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from redlease import clock
+from redlease.limits import CAPACITY_MAX
+from redlease.models import Snapshot
 from redlease.protocol.encoding import Resource
 from redlease.tickets import Tickets, Totals
 
+# What who only looks declares as the capacity, and so finds as that of a resource that is unknown to the server.
+UNDECLARED = CAPACITY_MAX
 # How many holders of a resource are looked at for the longest hold, so that each costs the server little.
 LOOKED_AT = 100
 BATCH = 256  # resources that are asked for together, so that memory is bounded however many there are
@@ -43,6 +47,11 @@ class Summary:
     longest_wait_ms: int | None
     fence: int
     history: int
+
+
+def is_known(snapshot: Snapshot) -> bool:
+    """Returns True if the server has state of the resource; the snapshot was taken with `UNDECLARED`."""
+    return snapshot.capacity != UNDECLARED or bool(snapshot.fence or snapshot.holders or snapshot.waiters)
 
 
 def matches(name: str, pattern: str) -> bool:

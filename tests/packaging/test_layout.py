@@ -39,6 +39,7 @@ LAYERS = (
     "primitives",
     "client",
     "sync",
+    "web",
     "cli | testing | otel | integrations",
 )
 ADAPTER_LAYERS = (

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from redlease import Permit, Redlease
 from redlease.cli.plain import span
-from redlease.cli.snapshot import UNDECLARED
+from redlease.primitives.overview import UNDECLARED
 from redlease.protocol.encoding import keys_pattern
 from redlease.transport.masters import Master
 

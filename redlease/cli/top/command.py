@@ -6,8 +6,7 @@ import asyncio
 import logging
 
 from redlease import Redlease, RedleaseError, clock
-from redlease.cli.snapshot import UNDECLARED
-from redlease.primitives.overview import Overview, Summary
+from redlease.primitives.overview import UNDECLARED, Overview, Summary
 
 from .screen import draw
 from .terminal import Terminal

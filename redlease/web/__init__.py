@@ -1,0 +1,1 @@
+"""The web view: one page that shows the resources live, and, if asked for, changes them."""
