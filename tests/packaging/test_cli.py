@@ -15,7 +15,7 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 from rich.console import Console
@@ -105,7 +105,7 @@ def test_the_demo_prints_plain_lines_where_no_terminal_is(tmp_path: Path, url: s
     assert len(re.findall(r"kill -9 \d+: consumer \d, while it (held|waited)", done.stdout)) == 2
     assert "✓  at most 3 inside at any moment" in done.stdout
     assert "✗" not in done.stdout
-    assert ElementTree.parse(timeline).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert ET.parse(timeline).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
 @pytest.mark.slow
