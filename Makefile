@@ -26,7 +26,8 @@ ON_NEWEST_TEMPORAL := $(patsubst %,tests/temporal/test_%.py,server backends wait
     coordinator rwlocks admission admission_slots sequences)
 
 # What runs on the lowest versions that pyproject.toml allows: what touches redis-py, pydantic and Temporal's SDK most.
-LOWEST_TESTS := tests/core/transport tests/core/api $(addprefix tests/conformance/test_,acquire.py permits.py)
+LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_redis_clients.py core/transport/test_addresses.py \
+    conformance/test_acquire.py conformance/test_permits.py)
 LOWEST_TEMPORAL_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
 .PHONY: help demo example-fencing example-temporal bench bench-cluster bench-profile bench-quick docs test test-rest test-lowest test-all test-long forget-coverage lint format clean

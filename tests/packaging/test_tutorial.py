@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,18 +27,8 @@ def wheel(tmp_path: Path) -> Path:
     """The wheel that `make` has built, or one of the source tree."""
     if os.environ.get("REDLEASE_TEST_WHEEL"):
         return next((ROOT / "dist").glob("redlease-*.whl"))
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        str(tmp_path / "dist"),
-        str(ROOT),
-    ]
-    subprocess.run(build, check=True)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", str(ROOT)]
+    subprocess.run(build, cwd=tmp_path, check=True)
     return next((tmp_path / "dist").glob("redlease-*.whl"))
 
 
@@ -81,23 +73,34 @@ def surroundings(tmp_path: Path, wheel: Path) -> dict[str, str]:
     }
 
 
+def run(text: str, directory: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Run a script in a session of its own, of which nothing is left; return its status and what it printed."""
+    output = directory / "output"
+    with output.open("w") as file:
+        shell = subprocess.Popen(
+            ["bash", "-c", text],
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            start_new_session=True,
+        )
+        try:
+            status = shell.wait(WITHIN_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+    return status, output.read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(WITHIN_S + 60)
 def test_every_command_and_file_works_as_written(tmp_path: Path, wheel: Path) -> None:
     """Each command succeeds, and prints the lines that the page shows below it, in their order."""
     page = blocks(DOCS / "tutorial.md")
-    done = subprocess.run(
-        ["bash", "-c", script(page)],
-        cwd=tmp_path,
-        env=surroundings(tmp_path, wheel),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    printed = re.split(rf"^{MARK} \d+\n", done.stdout, flags=re.MULTILINE)[1:]
+    status, told = run(script(page), tmp_path, surroundings(tmp_path, wheel))
+    assert status == 0, told
+    printed = re.split(rf"^{MARK} \d+\n", told, flags=re.MULTILINE)[1:]
     assert len(printed) == len(page)
     for block, output in zip(page, printed, strict=True):
         shown = [plain(line) for line in block.text.splitlines() if not line.startswith("$ ")]
