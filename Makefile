@@ -2,10 +2,10 @@
 
 PYTHON ?= python3
 ARGS ?=
-# Most tests wait most of the time, so more of them run at once than the machine has cores.
-JOBS ?= 4
+# Most tests wait most of the time, so more of them run at once than the machine has cores (two, where this was measured).
+JOBS ?= 6
 # Each of these has a Temporal server beside it, and workers that are processes.
-TEMPORAL_JOBS ?= 3
+TEMPORAL_JOBS ?= 4
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -72,11 +72,13 @@ bench-profile: $(VENV)/.bench  ## Show where the CPU time of a lock taken and gi
 docs: $(VENV)/.docs  ## Build the site in build/site; a page that is not in its navigation, or a dead link, is an error.
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# What the tests run with: `test-all` has them all traced, `test-rest` and `test-all` on either Temporal server in turn.
-PYTEST = REDLEASE_TEST_WHEEL=1 $(BIN)/$(TRACED)pytest --dist worksteal
+PYTEST = REDLEASE_TEST_WHEEL=1 $(BIN)/pytest --dist worksteal
+# `test-all` measures coverage. Tracing more than doubles the processor time of a test, so only one run of the core's tests
+# and one of the adapter's is traced: the quick tier, and what runs on the newer Temporal server.
+COVERED = $(PYTEST)
 
 test: $(VENV)/.test  ## Test the wheel on what pip brings, in minutes; ARGS="tests/core/protocol/test_wire.py -k grant" chooses.
-	@$(PYTEST) --numprocesses $(JOBS) --tier quick $(ARGS)
+	@$(COVERED) --numprocesses $(JOBS) --tier quick $(ARGS)
 
 # The core's tests of durations do not run beside a thousand workflows, so each part is a run of its own.
 test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make test` leaves out: every engine, every server, what is slow.
@@ -87,7 +89,7 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make te
 	@status=0; \
 	$(PYTEST) --numprocesses $(JOBS) --tier rest --ignore=tests/temporal || status=$$?; \
 	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) --tier rest tests/temporal || status=$$?; \
-	REDLEASE_TEMPORAL=$(NEWEST_TEMPORAL) $(PYTEST) --numprocesses $(TEMPORAL_JOBS) -m "not slow" $(ON_NEWEST_TEMPORAL) || status=$$?; \
+	REDLEASE_TEMPORAL=$(NEWEST_TEMPORAL) $(COVERED) --numprocesses $(TEMPORAL_JOBS) -m "not slow" $(ON_NEWEST_TEMPORAL) || status=$$?; \
 	$(MAKE) --no-print-directory test-lowest || status=$$?; \
 	exit $$status
 
@@ -97,7 +99,7 @@ test-lowest: $(VENV)/.test $(VENV)/.lowest  ## Test the lowest versions of redis
 	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) $(LOWEST_TEMPORAL_TESTS) || status=$$?; \
 	exit $$status
 
-test-all: TRACED = coverage run $(BIN)/
+test-all: COVERED = REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --dist worksteal
 test-all: forget-coverage lint test test-rest  ## Lint, type-check, and test everything, with coverage.
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report

@@ -38,9 +38,7 @@ class HeldLease(Lease):
     """The lease behind a `Hold`, and what its loss causes. For the loop's thread only, except `is_lost`."""
 
     on_lost: OnLost = "cancel"
-    cancelled = False  # whether its loss has cancelled the task of its body
     over: asyncio.Event | None = None  # set when it ends or is lost
-    _cancelling = 0  # cancellations of that task that the loss did not cause
 
     def start(
         self,
@@ -72,10 +70,8 @@ class HeldLease(Lease):
 
     def on_loss(self) -> None:
         self._finish()
-        task = self.task
-        if self.on_lost == "cancel" and task is not None and not task.done():
-            self.cancelled = True
-            task.cancel(f"redlease: {self.why_lost}")
+        if self.on_lost == "cancel":
+            self.cancel(self.why_lost)
 
     def _finish(self) -> None:
         self.asker = None
@@ -90,23 +86,15 @@ class HeldLease(Lease):
         self.end()
         return future
 
-    def enter(self, task: asyncio.Task[object] | None) -> None:
-        """Sets the task that runs the body, which a loss cancels."""
-        self.task = task
-        self._cancelling = task.cancelling() if task is not None else 0
-
-    async def take_back_cancel(self, task: asyncio.Task[object] | None, error: BaseException | None) -> bool:
+    async def take_back_cancel(self, error: BaseException | None) -> bool:
         """Undoes the cancellation that a loss requested; returns True if `error` is that cancellation and no other."""
-        current = asyncio.current_task()
-        if current is None or current is not task:
-            return False
-        self.cancelled = False
-        only_ours = current.uncancel() <= self._cancelling
+        only_ours = self.leave()
         if only_ours and not isinstance(error, asyncio.CancelledError):
             # The body ended before asyncio delivered the cancellation; let it be delivered here.
+            before = _cancellations()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
-            if current.cancelling() > self._cancelling:
+            if _cancellations() > before:
                 raise asyncio.CancelledError  # another cancellation arrived meanwhile
         return only_ours and isinstance(error, asyncio.CancelledError)
 
@@ -259,8 +247,8 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         lease = self._lease
-        task, lease.task = lease.task, None
-        cancelled_here = lease.cancelled and await lease.take_back_cancel(task, error)
+        cancelled_here = lease.cancelled and await lease.take_back_cancel(error)
+        lease.task = None
         if not lease.ended and lease.check_deadline(now_ms := clock.now_ms()):
             if error is None or isinstance(error, Exception):
                 self._released(await lease.give_back(now_ms))
@@ -274,6 +262,11 @@ class Hold:
                 raise loss from error
             if not isinstance(error, LeaseLost):
                 error.add_note(f"redlease: {loss}")
+
+
+def _cancellations() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 def lease_of(hold: Hold) -> HeldLease:

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 IN_CI = os.environ.get("CI") == "true"
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and every process they start inherits that.
+# A shell that starts the tests in the background has them ignore Ctrl-C, and nohup has them ignore the terminal's end;
+# every process they start inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _numbers = itertools.count(1)
 

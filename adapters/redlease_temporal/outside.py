@@ -20,6 +20,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import AcquireTimeout, LeaseLost, Unavailable, clock, limits
+from redlease.block_task import BlockTask
 from redlease.limits import Duration
 from redlease.models import Permit, Snapshot
 
@@ -316,25 +317,22 @@ class SlotHold:
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """Renews the permit while the block runs, cancels the block's task on a loss, and releases it at the end."""
-        body = asyncio.current_task()
-        assert body is not None
-        before = body.cancelling()
-        renewing = asyncio.create_task(self._renew(body))
+        block = BlockTask()
+        block.enter(asyncio.current_task())
+        renewing = asyncio.create_task(self._renew(block))
         try:
             yield
         except asyncio.CancelledError as error:
-            if not self._lost or body.uncancel() > before:
+            if not block.leave():
                 raise
             raise self._loss() from error
         except Exception as error:
-            if self._lost:
-                body.uncancel()
+            block.leave()
             if self.lost and not isinstance(error, LeaseLost):
                 error.add_note(f"redlease: {self._loss()}")
             raise
         else:
-            if self._lost:
-                body.uncancel()
+            block.leave()
             if self.lost:
                 raise self._loss()
         finally:
@@ -352,7 +350,7 @@ class SlotHold:
             with contextlib.suppress(Unavailable):  # it expires with its lease
                 await self._pool.release(self.permit)
 
-    async def _renew(self, body: asyncio.Task[Any]) -> None:
+    async def _renew(self, block: BlockTask) -> None:
         """Renews the permit; retries failed renewals until the lease ends."""
         pause_s = self.permit.lease_ms / 1000 / RENEWALS_A_LEASE
         while self.remaining() > 0:
@@ -372,4 +370,4 @@ class SlotHold:
                 logger.warning("resource %r: not renewed yet: %r", self.permit.resource, error)
                 pause_s = min(pause_s, RETRY_S)
         self._lost = True
-        body.cancel("redlease: the lease is lost")
+        block.cancel("the lease is lost")

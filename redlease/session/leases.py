@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from redlease import clock
+from redlease.block_task import BlockTask
 from redlease.errors import RedleaseError
 from redlease.log import about
 from redlease.protocol import arguments, encoding, scripts
@@ -37,11 +38,12 @@ RECOVER_MS = 250.0  # after a reconnect, all leases are renewed within this time
 RECONNECT_MS = 700.0  # how long a lost connection usually takes to come back, if the server is there
 
 
-class Lease:
+class Lease(BlockTask):
     """One permit that this process renews.
 
-    The keeper renews it a few times per lease until it is ended (released, detached) or lost. The deadline is checked
-    against the local clock, so that the loss is noticed in time even if the server is unreachable.
+    Its block task runs the body of the hold. The keeper renews it a few times per lease until it is ended (released,
+    detached) or lost. The deadline is checked against the local clock, so that the loss is noticed in time even if the
+    server is unreachable.
     """
 
     # Defaults are class attributes, not set per instance: most leases end before any of them changes.
@@ -51,7 +53,6 @@ class Lease:
     capacity = 0
     deadline_ms = 0.0
     renew_until_ms: float | None = None
-    task: asyncio.Task[object] | None = None  # the task that runs the body of the hold
     asker: asyncio.Task[object] | None = None  # the task that requested it, while it is kept
     may_be_duplicated = False  # whether a copy of the acquire may still reach the server
     lost = False  # as noticed by the event loop; `is_lost` compares with the clock

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fake_temporal import FakeTemporal
 from keyed import Keyed
-from relay_stage import Stage, is_granted, quick, watch_of
+from relay_stage import Stage, is_granted, quick, record_of
 from temporalio.converter import DataConverter
 
 from redlease_temporal.backends.redis import relay
@@ -59,10 +59,10 @@ async def waits(stage: Stage, workflow_id: str = "w1") -> str:
     """Let a run wait for a permit that somebody else holds."""
     await stage.relay.client.lock("r").acquire()
     stage.temporal.start(workflow_id)
-    watch = watch_of("r", workflow_id)
-    watcher = TicketTracker(stage.relay, await stage.relay.claim(watch))
-    stage.relay.track(watcher)
-    await watcher.standing()
+    record = record_of("r", workflow_id)
+    tracker = TicketTracker(stage.relay, await stage.relay.claim(record))
+    stage.relay.track(tracker)
+    await tracker.standing()
     return workflow_id
 
 
@@ -108,7 +108,7 @@ async def test_whoever_can_read_takes_over(services: Services) -> None:
 
 
 async def test_what_has_no_canary_is_taken_over(services: Services) -> None:
-    """A watch that the version before has written goes to whoever is there."""
+    """A record that the version before has written goes to whoever is there."""
     dead = services.stage(Keyed("one"))
     async with dead.running(), services.stage(Keyed("two")).running() as heir:
         dead.relay.canary = ""
@@ -140,9 +140,9 @@ async def test_many_dead_relays_of_another_key_hide_nobody(services: Services) -
     async with contextlib.AsyncExitStack() as stack:
         for number in range(12):
             foreign = await stack.enter_async_context(services.stage(Keyed("one")).running())
-            watch = watch_of(f"f{number}", f"f{number}")
+            record = record_of(f"f{number}", f"f{number}")
             foreign.temporal.start(f"f{number}")
-            await foreign.relay.claim(watch)
+            await foreign.relay.claim(record)
             await services.die(foreign)
         dead = await stack.enter_async_context(services.stage(Keyed("two")).running())
         workflow_id = await waits(dead)

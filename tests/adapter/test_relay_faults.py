@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_temporal import FakeTemporal
-from relay_stage import LEASE_MS, LOOK_MS, Stage, is_granted, quick, watch_of
+from relay_stage import LEASE_MS, LOOK_MS, Stage, is_granted, quick, record_of
 from thrown import Thrower, Thrown
 
 from redlease import Redlease
 from redlease_temporal.admission import redis_tracker
-from redlease_temporal.backends.redis.registry import CLAIM, Registry, Watch
+from redlease_temporal.backends.redis.registry import CLAIM, Registry, TicketRecord
 from redlease_temporal.backends.redis.relay import Relay
 from redlease_temporal.backends.redis.tracker import TicketTracker
 from redlease_temporal.common import run_monitor
@@ -77,9 +77,9 @@ class Closed:
         return self
 
     def _seeing(self, told: Any) -> Any:
-        def see(watcher: Any, look: Look) -> None:
-            self._see(watcher.watch.workflow_id, look)
-            told(watcher, look)
+        def see(tracker: Any, look: Look) -> None:
+            self._see(tracker.record.workflow_id, look)
+            told(tracker, look)
 
         return see
 
@@ -95,7 +95,7 @@ class Closed:
     async def looking(self, stage: Stage) -> None:
         """Look at what is held, again and again."""
         while True:
-            places = {one.watch.terms.resource for one in stage.relay.trackers.values() if one.watch.admission}
+            places = {one.record.terms.resource for one in stage.relay.trackers.values() if one.record.admission}
             for resource in (*(f"r{number}" for number in range(RESOURCES)), *places):
                 snapshot = await stage.relay.client.semaphore(resource, 1000).inspect(limit=2000)
                 for permit in snapshot.holders:
@@ -313,10 +313,10 @@ async def test_a_relay_that_ends_renews_nothing_of_a_closed_run(
         async with stage.running():
             workflow_id = await stage.ask("r0")
             await eventually(functools.partial(is_granted, stage, workflow_id))
-            (watcher,) = stage.relay.trackers.values()
-            assert isinstance(watcher, TicketTracker)
+            (tracker,) = stage.relay.trackers.values()
+            assert isinstance(tracker, TicketTracker)
             temporal.close(workflow_id)
-            await eventually(lambda: watcher._closed)
+            await eventually(lambda: tracker._closed)
             await asyncio.sleep(0.1)
             (held,) = (await service.lock("r0").inspect()).holders
         assert [each.expires_at_ms for each in (await service.lock("r0").inspect()).holders] == [held.expires_at_ms]
@@ -325,22 +325,22 @@ async def test_a_relay_that_ends_renews_nothing_of_a_closed_run(
 async def test_what_one_dead_relay_left_keeps_nobody_from_the_rest(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the watches of dead relays each is taken over by itself, whatever another one says."""
-    registry, read = stage.relay.registry, Watch.read.__func__  # type: ignore[attr-defined]
+    """Of the records of dead relays each is taken over by itself, whatever another one says."""
+    registry, read = stage.relay.registry, TicketRecord.read.__func__  # type: ignore[attr-defined]
 
-    def unreadable(text: bytes) -> Watch:
+    def unreadable(text: bytes) -> TicketRecord:
         if b"poison" in text:
             raise ValueError("of another version")
-        watch: Watch = read(Watch, text)
-        return watch
+        record: TicketRecord = read(TicketRecord, text)
+        return record
 
-    monkeypatch.setattr(Watch, "read", unreadable)
+    monkeypatch.setattr(TicketRecord, "read", unreadable)
     for number in range(4):
         dead = Registry(registry._tickets, stage.relay.prefix, "", f"dead{number}")
         dead._keys = registry._keys
         for name in ("poison", "w", "v"):
             stage.temporal.start(f"{name}{number}")
-            text = watch_of(f"{name}{number}", f"{name}{number}")
+            text = record_of(f"{name}{number}", f"{name}{number}")
             await dead._call(CLAIM, dead.relay, text.id, text.text(), 1, dead.channel)
     expected = {f"{name}{number}" for name in "vw" for number in range(4)}
     await eventually(lambda: expected == stage.temporal.granted.keys(), 10)

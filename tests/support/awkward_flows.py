@@ -168,7 +168,7 @@ class Unsettled:
     @workflow.run
     async def run(self) -> None:
         """Return, as far as this code goes."""
-        current().see_through(asyncio.get_running_loop().create_future())
+        current().track(asyncio.get_running_loop().create_future())
 
 
 @workflow.defn

@@ -96,5 +96,5 @@ class FakeTemporal:
 
 
 def token_of(workflow_id: str) -> str:
-    """Return the token of a run's activity as a watch has it."""
+    """Return the token of a run's activity as a record has it."""
     return base64.b64encode(workflow_id.encode()).decode()

@@ -14,7 +14,7 @@ from redlease.protocol import arguments
 from redlease_temporal.admission import redis_tracker
 from redlease_temporal.admission.rule import Entry
 from redlease_temporal.backends.redis import relay, tracker
-from redlease_temporal.backends.redis.registry import Watch
+from redlease_temporal.backends.redis.registry import TicketRecord
 from redlease_temporal.backends.redis.relay import Relay
 from redlease_temporal.backends.redis.tracker import TicketTracker
 from redlease_temporal.common import run_monitor
@@ -68,9 +68,9 @@ class Stage:
         self._count += 1
         workflow_id = f"w{self._count}"
         self.temporal.start(workflow_id)
-        watch = watch_of(resource, workflow_id)
-        await self.relay.claim(watch)
-        self.relay.track(TicketTracker(self.relay, watch))
+        record = record_of(resource, workflow_id)
+        await self.relay.claim(record)
+        self.relay.track(TicketTracker(self.relay, record))
         return workflow_id
 
     async def admit(self) -> str:
@@ -79,9 +79,9 @@ class Stage:
         workflow_id = f"w{self._count}"
         self.temporal.start(workflow_id)
         entry = Entry("Flow", workflow_id, 1000, chain=f"run of {workflow_id}")
-        watch = await redis_tracker.places_of(self.relay).admit(entry)
-        assert watch is not None
-        self.relay.track(redis_tracker.PlaceTracker(self.relay, watch))
+        record = await redis_tracker.places_of(self.relay).admit(entry)
+        assert record is not None
+        self.relay.track(redis_tracker.PlaceTracker(self.relay, record))
         return workflow_id
 
     async def held(self, resource: str) -> set[str]:
@@ -90,14 +90,14 @@ class Stage:
         return {permit.owner for permit in snapshot.holders}
 
     async def watched(self) -> list[str]:
-        """Return what is written of watches, whoever's they are."""
+        """Return what is written of records, whoever's they are."""
         async with redis.asyncio.Redis.from_url(self._url, decode_responses=True) as raw:
             return await watches_of(raw, self.relay.prefix)
 
 
-def watch_of(resource: str, workflow_id: str, **other: Any) -> Watch:
-    """Return the watch of a run whose activity waits."""
-    return Watch(
+def record_of(resource: str, workflow_id: str, **other: Any) -> TicketRecord:
+    """Return the record of a run whose activity waits."""
+    return TicketRecord(
         Terms(resource, 1, LEASE_MS),
         workflow_id,
         f"request-{workflow_id}",

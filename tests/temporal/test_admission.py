@@ -41,7 +41,7 @@ from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
 from redlease_temporal.admission import redis_places
 from redlease_temporal.admission.rule import Entry, Rule, rule_of
 from redlease_temporal.admission.start_interceptor import StartGate
-from redlease_temporal.backends.redis.registry import Registry, Watch
+from redlease_temporal.backends.redis.registry import Registry, TicketRecord
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -304,9 +304,9 @@ async def test_whoever_took_a_place_died(client: Client, place: Place, places: S
     """A place that was taken for a run, and not written down any more, is free when that is closed."""
     door, _, _ = door_of(client, place)
     async with door._open() as taking:
-        watch = taking.watch_of(Entry("Two", f"{place.task_queue}-gone", 2, chain="gone"))
-        await taking._registry.claim(watch)
-        await taking._take(watch, redis_places.KEPT_MS)
+        record = taking.record_of(Entry("Two", f"{place.task_queue}-gone", 2, chain="gone"))
+        await taking._registry.claim(record)
+        await taking._take(record, redis_places.KEPT_MS)
     assert await taken(places) == 1
     await eventually(lambda: is_taken(places, 0), 10)
 
@@ -446,12 +446,12 @@ async def test_the_watch_of_an_earlier_run_ends_late(
 ) -> None:
     """Ended after the next run has claimed it, and before that is written down, it is that run's all the same."""
     put = Registry.put
-    late: list[Watch | None] = []
+    late: list[TicketRecord | None] = []
 
-    async def after_its_end(registry: Registry, watch: Watch) -> bool:
-        if watch.admission and not late:
-            late.append(await registry.drop(watch.id))
-        return await put(registry, watch)
+    async def after_its_end(registry: Registry, record: TicketRecord) -> bool:
+        if record.admission and not late:
+            late.append(await registry.drop(record.id))
+        return await put(registry, record)
 
     monkeypatch.setattr(Registry, "put", after_its_end)
     handle = await started(await place.client(plugins=[]), place)

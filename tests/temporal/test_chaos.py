@@ -182,7 +182,7 @@ def check_order(effects: list[Effect], served_within: float, terminated_at: floa
 
 
 async def nothing_stuck(scene: Scene, raw: redis.asyncio.Redis, prefix: str) -> bool:
-    """Tell whether nobody holds or waits, and no relay watches anything."""
+    """Tell whether nobody holds or waits, and no relay tracks anything."""
     snapshot = await scene.pool.lock(scene.resource).inspect()
     assert not snapshot.holders
     assert not snapshot.waiters

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from redlease import Permit
-    from redlease_temporal.backends.redis.registry import Watch
+    from redlease_temporal.backends.redis.registry import TicketRecord
 
     from temporal_server import TemporalServer
 
@@ -53,10 +53,10 @@ async def test_hours_pass_while_some_hold_and_others_wait(skipping: Client, task
     assert [later - sooner >= 3600 for sooner, later in pairwise(ends)] == [True, True]
 
 
-async def tell_late(temporal: Client, watch: Watch, token: str, permit: Permit) -> None:
+async def tell_late(temporal: Client, record: TicketRecord, token: str, permit: Permit) -> None:
     """Tell of a grant after a while."""
     await asyncio.sleep(0.3)
-    await telling.tell_of_grant(temporal, watch, token, permit)
+    await telling.tell_of_grant(temporal, record, token, permit)
 
 
 async def test_no_time_is_skipped_between_a_release_and_the_next_grant(

@@ -104,13 +104,13 @@ async def make_stage(
 
 
 async def watched(url: str, prefix: str) -> int:
-    """Return how many requests relays watch."""
+    """Return how many requests relays track."""
     async with redis.asyncio.Redis.from_url(url, decode_responses=True) as raw:
         return len(await watches_of(raw, prefix))
 
 
 async def nobody_is_left(stage: Stage, wait: Wait, url: str, prefix: str) -> bool:
-    """Tell whether nobody holds or waits, and no relay watches anything."""
+    """Tell whether nobody holds or waits, and no relay tracks anything."""
     snapshot = await stage.pool(wait).inspect()
     assert not snapshot.holders
     assert not snapshot.waiters
@@ -324,15 +324,15 @@ async def test_the_next_attempt_goes_on_with_the_place(make_stage: MakeStage) ->
     permit = await pool.acquire()
     handles = await stage.line_up(wait, 2)
     tickets = await until_waiting(pool, 2)
-    watchers = stage.relay.trackers
-    await eventually(lambda: len([one for one in watchers.values() if one.watch.token]) == 2)
-    tokens = [watcher.watch.token for watcher in watchers.values()]
+    trackers = stage.relay.trackers
+    await eventually(lambda: len([one for one in trackers.values() if one.record.token]) == 2)
+    tokens = [tracker.record.token for tracker in trackers.values()]
 
     async def both_are_anew() -> bool:
         return min([await attempt_of(handle) for handle in handles]) > 1
 
     await eventually(both_are_anew)
-    await eventually(lambda: not {one.watch.token for one in watchers.values()} & set(tokens))
+    await eventually(lambda: not {one.record.token for one in trackers.values()} & set(tokens))
     for token in tokens:
         old = stage.client.get_async_activity_handle(task_token=base64.b64decode(token))
         with pytest.raises(RPCError) as caught:
@@ -413,8 +413,8 @@ async def test_a_grant_that_nobody_could_be_told_of_lapses(
     wait = Wait("r", lease=2)
     permit = await stage.pool(wait).acquire()
     first, second = await stage.line_up(wait, 2)
-    watchers = stage.relay.trackers
-    await eventually(lambda: len([one for one in watchers.values() if one.watch.token]) == 2)
+    trackers = stage.relay.trackers
+    await eventually(lambda: len([one for one in trackers.values() if one.record.token]) == 2)
     keep_place = Requests.wait
     lost = asyncio.Event()
 

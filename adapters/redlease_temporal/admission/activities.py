@@ -73,13 +73,13 @@ class AdmissionActivities:
         relay = self._relay()
         async with relay.recover_on_error(), asyncio.timeout(limit_s):
             try:
-                watch = await places_of(relay).reserve(entry)
+                record = await places_of(relay).reserve(entry)
             except WorkflowConcurrencyLimitExceeded:
                 return False
-            if watch is not None:
-                await relay.registry.claim(watch)
-        if watch is not None:
-            relay.track(PlaceTracker(relay, watch))
+            if record is not None:
+                await relay.registry.claim(record)
+        if record is not None:
+            relay.track(PlaceTracker(relay, record))
         return True
 
     async def _reserve_slot(self, entry: Entry) -> bool:
@@ -104,7 +104,7 @@ class AdmissionActivities:
             return await self._slots().admit(entry)
         relay = self._relay()
         async with relay.recover_on_error(), asyncio.timeout(limit_s):
-            watch = await places_of(relay).admit(entry)
-        if watch is not None:
-            relay.track(PlaceTracker(relay, watch))
-        return watch is not None
+            record = await places_of(relay).admit(entry)
+        if record is not None:
+            relay.track(PlaceTracker(relay, record))
+        return record is not None

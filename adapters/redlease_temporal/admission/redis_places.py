@@ -1,8 +1,8 @@
 """Places of workflows with `@concurrency`, in Redis: reserved before a start, and taken by each run.
 
 A place is a permit whose ticket is the workflow ID, so every start of that ID finds the same place and takes no other.
-The place has a watch in the registry of the relays; the relay that owns the watch frees the place when the last run has
-closed.
+The place has a record in the registry of the relays; the relay that owns the record frees the place when the last run
+has closed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from redlease import limits
 from redlease.tickets import Granted, Resource, Status, Tickets, label
-from redlease_temporal.backends.redis.registry import Registry, Watch, digest
+from redlease_temporal.backends.redis.registry import Registry, TicketRecord, digest
 from redlease_temporal.common.run_monitor import RunMonitor, RunStatus
 from redlease_temporal.payloads.locks import Terms
 
@@ -50,14 +50,14 @@ class Admission:
         self._namespace = namespace
         self._idle_ttl_ms = idle_ttl_ms
 
-    def watch_of(self, entry: Entry) -> Watch:
-        """The watch of a place that nobody has taken yet."""
+    def record_of(self, entry: Entry) -> TicketRecord:
+        """The record of a place that nobody has taken yet."""
         ticket = f"{self._namespace}/{entry.workflow_id}"
         if len(ticket.encode()) > limits.TICKET_BYTES_MAX:
             ticket = digest(ticket)
         owner = limits.shortened(entry.workflow_id, limits.OWNER_BYTES_MAX)
         metadata = {"workflow_type": entry.workflow_type}
-        return Watch(
+        return TicketRecord(
             Terms(entry.resource, entry.limit, MISSED_MS),
             *(ticket, secrets.token_hex(8), entry.workflow_id, "", entry.chain, 0, "", ""),
             *(label(owner, metadata), owner),
@@ -65,106 +65,106 @@ class Admission:
             admission=True,
         )
 
-    async def reserve(self, entry: Entry) -> Watch | None:
+    async def reserve(self, entry: Entry) -> TicketRecord | None:
         """Takes a place for a start that is to follow; None if the workflow runs already, and needs none.
 
         Raises:
             WorkflowConcurrencyLimitExceeded: No place is free.
         """
-        watch = self.watch_of(entry)
+        record = self.record_of(entry)
         while True:
-            grant = await self._take(watch, PROVISIONAL_MS)
+            grant = await self._take(record, PROVISIONAL_MS)
             if grant is None:
                 if await self._fate(entry) is RunStatus.OPEN:
                     return None
                 raise entry.refusal()
             if grant.fresh:
-                watch.fence = grant.fence
+                record.fence = grant.fence
                 break
             if await self._fate(entry) is not RunStatus.CLOSED:
                 return None
             # The last run has just closed, and a relay is about to free its place. A new fence prevents that.
-            watch.fence = await self._adopt(watch, grant.fence, PROVISIONAL_MS)
-            if watch.fence:
+            record.fence = await self._adopt(record, grant.fence, PROVISIONAL_MS)
+            if record.fence:
                 break
-        await self._registry.drop(watch.id, anyones=True)  # an earlier run may have left a watch
-        return watch
+        await self._registry.drop(record.id, anyones=True)  # an earlier run may have left a record
+        return record
 
-    async def confirm(self, watch: Watch, chain: str) -> None:
+    async def confirm(self, record: TicketRecord, chain: str) -> None:
         """The workflow was started: keeps its place until a relay tracks it, however long that takes.
 
         With an empty `chain` the start is uncertain, and the relay finds out.
         """
-        watch.chain = chain
-        calls: list[Awaitable[object]] = [self._registry.add_unowned(watch)]
+        record.chain = chain
+        calls: list[Awaitable[object]] = [self._registry.add_unowned(record)]
         if chain:
-            held = (self._resource(watch), watch.ticket, watch.fence)
+            held = (self._resource(record), record.ticket, record.fence)
             calls.append(self._tickets.renew(*held, KEPT_MS, idle_ttl_ms=self._idle_ttl_ms))
         await asyncio.gather(*calls)
 
-    async def forgo(self, entry: Entry, watch: Watch | None = None) -> None:
+    async def forgo(self, entry: Entry, record: TicketRecord | None = None) -> None:
         """The workflow was not started: frees its place, unless the ID has an open run that it belongs to."""
         if await self._fate(entry) is not RunStatus.CLOSED:
             return
-        known = await self._registry.drop(self.watch_of(entry).id, anyones=True)
-        if (watch := watch or known) is not None and watch.fence:
-            await self.free(watch)
+        known = await self._registry.drop(self.record_of(entry).id, anyones=True)
+        if (record := record or known) is not None and record.fence:
+            await self.free(record)
 
-    async def admit(self, entry: Entry) -> Watch | None:
+    async def admit(self, entry: Entry) -> TicketRecord | None:
         """Takes the place of a run, or finds the one that it has; None if no place is free."""
-        watch = self.watch_of(entry)
-        known = await self._registry.claim(watch)
+        record = self.record_of(entry)
+        known = await self._registry.claim(record)
         own = known.chain in {"", entry.chain}
         while True:
-            grant = await self._take(watch, KEPT_MS)
+            grant = await self._take(record, KEPT_MS)
             if grant is None:
-                await self._registry.drop(watch.id)
+                await self._registry.drop(record.id)
                 return None
-            watch.fence = grant.fence
+            record.fence = grant.fence
             if not own and not grant.fresh:  # an earlier workflow of that ID had it, and a relay may be freeing it
-                watch.fence = await self._adopt(watch, grant.fence, KEPT_MS)
-            if watch.fence:
-                if not await self._registry.put(watch):  # a relay that freed an earlier run's place dropped the watch
-                    await self._registry.claim(watch)
-                return watch
+                record.fence = await self._adopt(record, grant.fence, KEPT_MS)
+            if record.fence:
+                if not await self._registry.put(record):  # a relay that freed an earlier run's place dropped the record
+                    await self._registry.claim(record)
+                return record
 
-    async def take_again(self, watch: Watch) -> int:
+    async def take_again(self, record: TicketRecord) -> int:
         """Takes a place for a run that has lost its own; returns the fence, 0 if no place is free."""
-        grant = await self._take(watch, KEPT_MS)
+        grant = await self._take(record, KEPT_MS)
         return 0 if grant is None else grant.fence
 
-    async def free(self, watch: Watch) -> None:
+    async def free(self, record: TicketRecord) -> None:
         """Frees the place, if it still has this fence."""
-        await self._tickets.free(self._resource(watch), watch.ticket, watch.fence, idle_ttl_ms=self._idle_ttl_ms)
+        await self._tickets.free(self._resource(record), record.ticket, record.fence, idle_ttl_ms=self._idle_ttl_ms)
 
     # Implementation
 
-    def _resource(self, watch: Watch) -> Resource:
-        return self._tickets.resource(watch.terms.resource)
+    def _resource(self, record: TicketRecord) -> Resource:
+        return self._tickets.resource(record.terms.resource)
 
     async def _fate(self, entry: Entry) -> RunStatus:
         return (await self._monitor.look((entry.workflow_id, ""))).fate
 
-    async def _take(self, watch: Watch, lease_ms: int) -> _Grant | None:
+    async def _take(self, record: TicketRecord, lease_ms: int) -> _Grant | None:
         while True:
             outcome = await self._tickets.try_acquire(
-                *(self._resource(watch), watch.ticket, watch.request),
+                *(self._resource(record), record.ticket, record.request),
                 lease_ms=lease_ms,
-                capacity=watch.terms.capacity,
+                capacity=record.terms.capacity,
                 idle_ttl_ms=self._idle_ttl_ms,
-                label=watch.label,
+                label=record.label,
             )
             if isinstance(outcome, Granted):
                 return _Grant(outcome.fence, outcome.expires_at_ms - lease_ms == outcome.granted_at_ms)
             if outcome is not Status.WITHDRAWN:
                 return None
-            watch.request = secrets.token_hex(8)  # an operator released it by its ticket: make a new request
+            record.request = secrets.token_hex(8)  # an operator released it by its ticket: make a new request
 
-    async def _adopt(self, watch: Watch, fence: int, lease_ms: int) -> int:
+    async def _adopt(self, record: TicketRecord, fence: int, lease_ms: int) -> int:
         """Takes the place over with a new fence; returns 0 if it is gone."""
         adopted = await self._tickets.adopt(
-            *(self._resource(watch), watch.ticket, fence, watch.request, lease_ms),
+            *(self._resource(record), record.ticket, fence, record.request, lease_ms),
             idle_ttl_ms=self._idle_ttl_ms,
-            label=watch.label,
+            label=record.label,
         )
         return 0 if adopted is None else adopted.fence

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from redlease import clock
-from redlease_temporal.backends.redis.registry import Watch
+from redlease_temporal.backends.redis.registry import TicketRecord
 from redlease_temporal.backends.redis.relay import Relay
 from redlease_temporal.common.lasting import lasting
 from redlease_temporal.common.run_monitor import UNTOLD, Look, RunKey, RunStatus
@@ -23,12 +23,12 @@ PROVISIONAL_S = 1.0  # how soon the tracker notices that a start did not follow
 class PlaceTracker:
     """Tracks one place; like a `TicketTracker` it can be stopped at any moment."""
 
-    def __init__(self, relay: Relay, watch: Watch) -> None:
-        self.watch = watch
+    def __init__(self, relay: Relay, record: TicketRecord) -> None:
+        self.record = record
         self._relay = relay
         self._places = places_of(relay)
-        self._resource = relay.tickets.resource(watch.terms.resource)
-        self._run: RunKey = (watch.workflow_id, "")  # an empty run id means the latest run
+        self._resource = relay.tickets.resource(record.terms.resource)
+        self._run: RunKey = (record.workflow_id, "")  # an empty run id means the latest run
         self._woken = asyncio.Event()
         self._closed = False
         self._written = False
@@ -55,32 +55,32 @@ class PlaceTracker:
         """Does nothing: the place's lease is long."""
 
     def _on_look(self, look: Look) -> None:
-        watch = self.watch
-        same = watch.chain in {"", look.chain, UNTOLD} or look.chain == UNTOLD
-        own = same and look.workflow_type == watch.metadata.get("workflow_type")
+        record = self.record
+        same = record.chain in {"", look.chain, UNTOLD} or look.chain == UNTOLD
+        own = same and look.workflow_type == record.metadata.get("workflow_type")
         if look.fate is RunStatus.OPEN and own:
-            if not watch.chain:
-                watch.chain = look.chain
+            if not record.chain:
+                record.chain = look.chain
                 self._woken.set()
-        elif look.fate is not RunStatus.UNKNOWN and watch.chain:
+        elif look.fate is not RunStatus.UNKNOWN and record.chain:
             self._closed = True
             self._woken.set()
 
     async def _track(self) -> None:
         while not await self._turn():
-            await self._pause(NOTICE_S if self.watch.chain else PROVISIONAL_S)
+            await self._pause(NOTICE_S if self.record.chain else PROVISIONAL_S)
 
     async def _turn(self) -> bool:
         """Takes the next step; returns whether it was the last one."""
         if self._closed:
-            if not self.watch.fence:  # a process may have taken the place and died before it stored the fence
-                self.watch.fence = await self._places.take_again(self.watch)
-            await self._places.free(self.watch)
+            if not self.record.fence:  # a process may have taken the place and died before it stored the fence
+                self.record.fence = await self._places.take_again(self.record)
+            await self._places.free(self.record)
             return await self._forget()
-        if not self.watch.chain:  # the start is still to follow
+        if not self.record.chain:  # the start is still to follow
             return not await self._is_held() and await self._forget()
         if not self._written:
-            self._written = await self._relay.registry.put(self.watch)
+            self._written = await self._relay.registry.put(self.record)
             if not self._written:  # another relay has it
                 self._relay.forget(self)
                 return True
@@ -89,34 +89,34 @@ class PlaceTracker:
         return False
 
     async def _forget(self) -> bool:
-        # The next workflow of that ID may have taken the place by now, and own the stored watch.
-        await self._relay.registry.drop(self.watch.id, chain=self.watch.chain)
+        # The next workflow of that ID may have taken the place by now, and own the stored record.
+        await self._relay.registry.drop(self.record.id, chain=self.record.chain)
         self._relay.forget(self)
         return True
 
     async def _keep(self) -> None:
-        watch = self.watch
+        record = self.record
         renewed = await self._relay.tickets.renew(
-            *(self._resource, watch.ticket, watch.fence, KEPT_MS),
+            *(self._resource, record.ticket, record.fence, KEPT_MS),
             idle_ttl_ms=self._relay.settings.idle_ttl_ms,
             limit_ms=None,
         )
         if not renewed.expires_at_ms:
-            watch.fence = await self._places.take_again(watch)
-            if watch.fence:
-                await self._relay.registry.put(watch)
+            record.fence = await self._places.take_again(record)
+            if record.fence:
+                await self._relay.registry.put(record)
             else:
                 logger.warning("%s: it runs without a place, which was lost and is not free now", self)
 
     async def _is_held(self) -> bool:
-        return await self._relay.tickets.check(self._resource, self.watch.ticket, self.watch.fence, limit_ms=None)
+        return await self._relay.tickets.check(self._resource, self.record.ticket, self.record.fence, limit_ms=None)
 
     async def _pause(self, seconds: float) -> None:
         await clock.pause(self._woken, seconds)
         self._woken.clear()
 
     def __str__(self) -> str:
-        return f"resource {self.watch.terms.resource!r}: workflow {self.watch.workflow_id!r}"
+        return f"resource {self.record.terms.resource!r}: workflow {self.record.workflow_id!r}"
 
 
 def places_of(relay: Relay) -> Admission:

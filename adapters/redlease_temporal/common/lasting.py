@@ -20,17 +20,17 @@ class Once:
     """Logs each failure once, until the work succeeds again."""
 
     def __init__(self) -> None:
-        self._told: dict[str, set[str]] = {}
+        self._logged: dict[str, set[str]] = {}
 
     def tell(self, what: str, error: BaseException) -> None:
         """Logs a failure unless it is logged already; with a traceback if no outage explains it."""
-        if len(self._told) > TEXTS_MAX:
-            self._told.clear()
-        told = self._told.setdefault(what, set())
+        if len(self._logged) > TEXTS_MAX:
+            self._logged.clear()
+        logged = self._logged.setdefault(what, set())
         text = f"{type(error).__name__}: {error}"
-        if text in told or len(told) > TEXTS_MAX:
+        if text in logged or len(logged) > TEXTS_MAX:
             return
-        told.add(text)
+        logged.add(text)
         if isinstance(error, RedleaseError | RPCError | TimeoutError):
             logger.warning("%s: %s", what, text)
         else:
@@ -38,7 +38,7 @@ class Once:
 
     def over(self, what: str) -> None:
         """The work succeeded: if it fails again, that is logged again."""
-        self._told.pop(what, None)
+        self._logged.pop(what, None)
 
 
 async def lasting(

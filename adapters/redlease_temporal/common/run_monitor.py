@@ -1,7 +1,7 @@
 """Asks the Temporal server for the status of the workflow runs that hold permits.
 
-Each look is one call, and serves all watches of a run. A run is looked at as often as the most frequent of its watches
-asks for: seldom, unless somebody waits for what the run holds. The looks per second are bounded in total.
+Each look is one call, and serves all trackers of a run. A run is looked at as often as the most frequent of its
+trackers asks for: seldom, unless somebody waits for what the run holds. The looks per second are bounded in total.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ RunKey = tuple[str, str]  # workflow id and run id; an empty run id means the la
 @dataclass(slots=True)
 class _Entry:
     run: RunKey
-    told: dict[Callable[[Look], None], float] = field(default_factory=dict)  # how often each callback wants a look, ms
+    callbacks: dict[Callable[[Look], None], float] = field(
+        default_factory=dict
+    )  # how often each callback wants a look, ms
     asked_ms: float = 0.0  # when the look under way began, 0 if there is none
     looked_ms: float = 0.0
     known_ms: float = 0.0  # when the server last reported the status
@@ -86,7 +88,7 @@ class _Entry:
     @property
     def every_ms(self) -> float:
         """How often the run is checked: as often as the most frequent callback asks for."""
-        return min(self.told.values(), default=SELDOM_MS)
+        return min(self.callbacks.values(), default=SELDOM_MS)
 
 
 class RunMonitor:
@@ -107,34 +109,34 @@ class RunMonitor:
         self._once = Once()
         self.looks = 0
 
-    def watch(self, run: RunKey, told: Callable[[Look], None], every_ms: float | None = None) -> None:
-        """Calls `told` after each look at a run from now on. `every_ms`: how often to look; None for seldom."""
+    def watch(self, run: RunKey, callback: Callable[[Look], None], every_ms: float | None = None) -> None:
+        """Calls `callback` after each look at a run from now on. `every_ms`: how often to look; None for seldom."""
         entry = self._entries.get(run)
         if entry is None:
             now_ms = clock.now_ms()
             entry = self._entries[run] = _Entry(run, looked_ms=now_ms, known_ms=now_ms)
             self._plan(entry)
-        entry.told.setdefault(told, SELDOM_MS)
+        entry.callbacks.setdefault(callback, SELDOM_MS)
         if every_ms is not None:
-            self._look_every(entry, told, every_ms)
+            self._look_every(entry, callback, every_ms)
 
-    def unwatch(self, run: RunKey, told: Callable[[Look], None]) -> None:
+    def unwatch(self, run: RunKey, callback: Callable[[Look], None]) -> None:
         """Removes a callback of `watch`."""
         entry = self._entries.get(run)
         if entry is not None:
-            entry.told.pop(told, None)
-            if not entry.told:
+            entry.callbacks.pop(callback, None)
+            if not entry.callbacks:
                 del self._entries[run]
 
-    def look_often(self, run: RunKey, told: Callable[[Look], None], *, often: bool) -> None:
+    def look_often(self, run: RunKey, callback: Callable[[Look], None], *, often: bool) -> None:
         """Looks at the run often while somebody waits for what it holds, else seldom."""
         entry = self._entries.get(run)
-        if entry is not None and told in entry.told:
-            self._look_every(entry, told, OFTEN_MS if often else SELDOM_MS)
+        if entry is not None and callback in entry.callbacks:
+            self._look_every(entry, callback, OFTEN_MS if often else SELDOM_MS)
 
-    def _look_every(self, entry: _Entry, told: Callable[[Look], None], every_ms: float) -> None:
+    def _look_every(self, entry: _Entry, callback: Callable[[Look], None], every_ms: float) -> None:
         before_ms = entry.every_ms
-        entry.told[told] = every_ms
+        entry.callbacks[callback] = every_ms
         if entry.every_ms != before_ms:
             self._plan(entry)
 
@@ -209,9 +211,9 @@ class RunMonitor:
             if look.fate is not RunStatus.UNKNOWN:
                 entry.known_ms = entry.looked_ms
             self._plan(entry)
-            for told in tuple(entry.told):
+            for callback in tuple(entry.callbacks):
                 try:
-                    told(look)
+                    callback(look)
                 except Exception as error:  # noqa: BLE001  logged; the next look calls it again
                     self._once.tell(f"workflow {run[0]!r}: what a look found", error)
         return look

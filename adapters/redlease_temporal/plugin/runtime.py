@@ -19,7 +19,7 @@ from redlease_temporal.backends.coordinator.activities import CoordinatorActivit
 from redlease_temporal.backends.coordinator.contended import Contended
 from redlease_temporal.backends.coordinator.workflow import Coordinator
 from redlease_temporal.backends.redis.activities import RedisActivities
-from redlease_temporal.backends.redis.registry import Watch
+from redlease_temporal.backends.redis.registry import TicketRecord
 from redlease_temporal.backends.redis.relay import Relay, Tracker
 from redlease_temporal.backends.redis.tracker import TicketTracker
 from redlease_temporal.backends.slots.activities import SlotActivities
@@ -153,6 +153,6 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def tracker_of(relay: Relay, watch: Watch) -> Tracker:
-    """Makes the tracker for a watch: of a place, or of a ticket."""
-    return PlaceTracker(relay, watch) if watch.admission else TicketTracker(relay, watch)
+def tracker_of(relay: Relay, record: TicketRecord) -> Tracker:
+    """Makes the tracker for a record: of a place, or of a ticket."""
+    return PlaceTracker(relay, record) if record.admission else TicketTracker(relay, record)

@@ -69,9 +69,9 @@ class LockedWorkflow(WorkflowInboundInterceptor):
         try:
             result = await super().execute_workflow(input)
         except (Exception, asyncio.CancelledError, workflow.ContinueAsNewError):
-            await self._run.settle()
+            await self._run.wait_until_idle()
             raise
-        await self._run.settle()
+        await self._run.wait_until_idle()
         return result
 
     def _close(self, workflow_id: str) -> None:
@@ -94,9 +94,9 @@ class LockedWorkflow(WorkflowInboundInterceptor):
         return {
             locks.LOST_SIGNAL: (locks.Lost, run.on_lost),
             locks.GRANTED_SIGNAL: (locks.Granted, run.on_granted),
-            locks.REFUSED_SIGNAL: (locks.Refused, run.post.on_refused),
-            locks.CONFIRM_SIGNAL: (locks.Confirm, run.post.on_confirm),
-            locks.FREE_SIGNAL: (SlotOffer, run.post.on_free),
+            locks.REFUSED_SIGNAL: (locks.Refused, run.mailbox.on_refused),
+            locks.CONFIRM_SIGNAL: (locks.Confirm, run.mailbox.on_confirm),
+            locks.FREE_SIGNAL: (SlotOffer, run.mailbox.on_free),
         }
 
     async def handle_update_handler(self, input: HandleUpdateInput) -> Any:  # noqa: A002
@@ -162,7 +162,7 @@ class _Guarding(WorkflowOutboundInterceptor):
     def start_local_activity(self, input: StartLocalActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
         if input.activity.startswith(OWN):
             handle = super().start_local_activity(input)
-            current().see_through(handle)
+            current().track(handle)
             return handle
         input.headers = with_guards(input.headers)
         handle = super().start_local_activity(input)

@@ -209,17 +209,17 @@ def _checked_batch(resource: str, items: Iterable[Any], handling: Callable[[], H
 
 async def _handed_over(resource: str, batch: Batch) -> Outcome:
     """Delivers a batch to the resource's sequence and waits for its outcome."""
-    told: asyncio.Future[Outcome] = asyncio.Future()
+    received: asyncio.Future[Outcome] = asyncio.Future()
 
     def on_outcome(outcome: Outcome) -> None:
-        if not told.done():
-            told.set_result(outcome)
+        if not received.done():
+            received.set_result(outcome)
 
     # The handler stays: if the outcome is signalled twice, it must not reach a dynamic handler of the user's.
     workflow.set_signal_handler(reply_signal(batch.key), on_outcome)
     try:
         await to_its_end(_deliver(resource, batch))
-        return await _outcome(resource, batch, told)
+        return await _outcome(resource, batch, received)
     except asyncio.CancelledError:
         await to_its_end(_say(resource, WITHDRAW, batch.key))
         raise
@@ -248,19 +248,19 @@ async def _deliver(resource: str, batch: Batch) -> None:
     raise LockError(message, resource=resource)
 
 
-async def _outcome(resource: str, batch: Batch, told: asyncio.Future[Outcome]) -> Outcome:
+async def _outcome(resource: str, batch: Batch, received: asyncio.Future[Outcome]) -> Outcome:
     """The outcome of the batch. Asks for it now and then, as a sequence that was ended from outside sends nothing."""
     pause_s, longest_s = PATIENCE_S
     while True:
         try:
-            await until(told.done, pause_s)
+            await until(received.done, pause_s)
         except TimeoutError:
             pause_s = min(2 * pause_s, longest_s)
             asked = Asked(batch.key, batch.reply_to)
-            if not await to_its_end(_say(resource, ASK, asked)) and not told.done():
+            if not await to_its_end(_say(resource, ASK, asked)) and not received.done():
                 return Outcome(failure=Failure("the sequence was ended from outside", "SequenceEnded"))
         else:
-            return told.result()
+            return received.result()
 
 
 async def _say(resource: str, signal: str, arg: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeVar
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
+from redlease.block_task import BlockTask
 from redlease.models import Permit
 from redlease_temporal.errors import LeaseLost, lease_lost
 from redlease_temporal.payloads.locks import Guard
@@ -28,7 +29,7 @@ async def to_its_end(work: Awaitable[T]) -> T:
     The cancellation is raised afterwards.
     """
     task = asyncio.ensure_future(work)
-    current().see_through(task)
+    current().track(task)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -86,9 +87,7 @@ class Hold:
         self._on_lost = on_lost
         self._why = ""
         self._ended = False
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-        self._cancelled = False
+        self._block = BlockTask()
         run.holds.append(self)
         begin_guarding(self)
 
@@ -154,9 +153,8 @@ class Hold:
             return
         self.lost, self._why = True, why
         workflow.metric_meter().create_counter("redlease_lost", "Permits lost while held").add(1)
-        if self._on_lost == "cancel" and self._task is not None and not self._task.done():
-            self._cancelled = True
-            self._task.cancel(f"redlease: {why}")
+        if self._on_lost == "cancel":
+            self._block.cancel(why)
 
     def _end(self) -> None:
         self._ended = True
@@ -179,18 +177,16 @@ class Hold:
 
     def enter(self) -> None:
         """Makes the current task the one that a loss cancels."""
-        self._task = asyncio.current_task()
-        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        self._block.enter(asyncio.current_task())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, GeneratorExit):
             return  # eviction: the garbage collector closes the run, in any thread and outside its event loop
-        task, self._task = self._task, None
         if not self._ended and self._says_lost(error):
             self.lost, self._why = True, "an activity that was begun under it was not let run"
-        cancelled_here = self._take_back_cancel(task, error)
+        cancelled_here = self._block.leave() and error is not None and is_cancelled_exception(error)
         if not self.lost and not self._ended and _ends_the_body(error):
             await self.release()
         if self.lost and not self._ended:
@@ -206,15 +202,6 @@ class Hold:
             and cause.type == LeaseLost.__name__
             and tuple(cause.details) == (self.permit.resource, self.permit.ticket)
         )
-
-    def _take_back_cancel(self, task: asyncio.Task[Any] | None, error: BaseException | None) -> bool:
-        """Undoes the cancellation that a loss requested; returns whether only that cancellation ended the body."""
-        current = asyncio.current_task()
-        if current is None or current is not task or not self._cancelled:
-            return False
-        self._cancelled = False
-        only_ours = current.uncancel() <= self._cancelling
-        return only_ours and error is not None and is_cancelled_exception(error)
 
     def _raise_loss(self, error: BaseException | None, *, cancelled_here: bool) -> None:
         loss = self._loss(self._why)

@@ -12,8 +12,8 @@ from redlease_temporal.payloads.locks import AcquireCall, AdoptCall
 
 def original_run_of(info: workflow.Info) -> str:
     """The run's id before any reset; an SDK before 1.34 does not report it for a run that was continued as new."""
-    told: str | None = getattr(info, "original_execution_run_id", None)
-    return told or (info.run_id if info.continued_run_id else info.first_execution_run_id)
+    original: str | None = getattr(info, "original_execution_run_id", None)
+    return original or (info.run_id if info.continued_run_id else info.first_execution_run_id)
 
 
 def request_name(wish: AcquireCall) -> str:

@@ -44,7 +44,7 @@ class Run:
         task_queue: Of the internal worker.
         wait_attempt_s: See `Settings`.
         inherited: The guards under which the parent started this run.
-        post: Answers from the workflows that keep resources.
+        mailbox: Answers from the workflows that keep resources.
         fresh: The history length when a local activity granted each permit.
         used: The history length when a local activity last needed each permit.
         under_way: Work that must finish before the run ends.
@@ -57,20 +57,20 @@ class Run:
     tickets: dict[str, int] = field(default_factory=dict)
     holds: list[Held] = field(default_factory=list)
     granted: dict[tuple[str, str], Permit] = field(default_factory=dict)
-    post: RunMailbox = field(default_factory=RunMailbox)
+    mailbox: RunMailbox = field(default_factory=RunMailbox)
     fresh: dict[tuple[str, str], int] = field(default_factory=dict)
     used: dict[tuple[str, str], int] = field(default_factory=dict)
     under_way: set[asyncio.Future[Any]] = field(default_factory=set)
     requests: list[tuple[asyncio.Task[Any], int]] = field(default_factory=list)
 
-    def see_through(self, work: asyncio.Future[Any]) -> None:
-        """Makes `settle` wait until this work is done."""
+    def track(self, work: asyncio.Future[Any]) -> None:
+        """Makes `wait_until_idle` wait until this work is done."""
         self.under_way.add(work)
         work.add_done_callback(self.under_way.discard)
 
     @contextlib.contextmanager
     def requesting(self) -> Iterator[None]:
-        """Makes `settle` wait, if this task is cancelled, until it has withdrawn its request."""
+        """Makes `wait_until_idle` wait, if this task is cancelled, until it has withdrawn its request."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a request is made by a task")
@@ -81,7 +81,7 @@ class Run:
         finally:
             self.requests.remove(request)
 
-    async def settle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Waits until no local activity of the library is under way and none is about to start.
 
         If a local activity ended after the command that ends the run, its marker would follow that command: the server
@@ -92,13 +92,13 @@ class Run:
             # A cancellation does not stop the wait, as the run ends in any case. Evicting the run cancels it too, and
             # must not wait again.
             with contextlib.suppress(asyncio.CancelledError):
-                await workflow.wait_condition(self._is_settled)
+                await workflow.wait_condition(self._is_idle)
                 return
 
-    def _is_settled(self) -> bool:
+    def _is_idle(self) -> bool:
         """Called when no task of the run can proceed: every cancelled task has handled its cancellation."""
         given_up = any(task.cancelling() > before for task, before in self.requests)
-        return not (given_up or self.under_way or self.post.tasks)
+        return not (given_up or self.under_way or self.mailbox.tasks)
 
     def on_fresh(self, permit: Permit) -> None:
         """A local activity granted a permit, which this workflow task is to record."""
@@ -108,7 +108,7 @@ class Run:
         """A local activity that needs a permit starts or ends, which this workflow task is to record."""
         self.used[resource, ticket] = workflow.info().get_current_history_length()
 
-    def is_needed_again(self, resource: str, ticket: str) -> bool:
+    def reexecution_needs(self, resource: str, ticket: str) -> bool:
         """Whether this workflow task, if Temporal re-executes it, needs a permit that is held now.
 
         Temporal re-executes it if a signal arrives while it ends the run, or if its worker dies. Local activities that
@@ -126,7 +126,7 @@ class Run:
     def on_granted(self, granted: Granted) -> None:
         """Handles the signal of a grant: from a relay if waiting is by signal, or from the resource's keeper."""
         if granted.keeper:
-            self.post.on_granted(granted)
+            self.mailbox.on_granted(granted)
         else:
             self.granted[granted.permit.resource, granted.permit.ticket] = granted.permit
 

@@ -32,7 +32,7 @@ ADAPTER_FILES = {
     for path in resources.files("redlease_temporal.backends.redis").joinpath("lua").iterdir()
 }
 ADAPTER_OPERATIONS = {script.name: script for script in registry.SCRIPTS}
-ADAPTER_KEYS = ("watches", "owners", "relays")
+ADAPTER_KEYS = ("records", "owners", "relays")
 
 # Those of the primitives have the same prelude and parts, and further keys.
 PRIMITIVE_FILES = {
@@ -345,7 +345,7 @@ def test_a_script_of_the_adapter_touches_its_keys_only(name: str) -> None:
     for command, key in re.findall(r"redis\.p?call\('([A-Z]+)'(?:, *([^,()]+))?", text):
         if command not in WITHOUT_KEY:
             assert key.strip() in ADAPTER_KEYS or re.fullmatch(r"KEYS\[(?:[1-3]|i)\]", key.strip()), f"{command} {key}"
-    naming = "local watches, owners, relays = KEYS[1], KEYS[2], KEYS[3]"
+    naming = "local records, owners, relays = KEYS[1], KEYS[2], KEYS[3]"
     assert naming in text or not any(re.search(rf"\('[A-Z]+', {key}\b", text) for key in ADAPTER_KEYS)
     functions = compiled(ADAPTER_OPERATIONS[name].text).functions
     assert set().union(*(function.writes for function in functions)) == set()

@@ -68,7 +68,7 @@ async def test_what_falls_short_is_given_back(primary: Server, replica: Server, 
     async with client.lock("r", durability=AT_LENGTH).hold() as hold:
         assert hold.fence
     with pytest.raises(NotReplicated, match="1 of 2 replicas") as error:
-        await client.lock("r", durability=Durability(2, 0.05)).acquire(ticket="two")
+        await client.lock("r", durability=Durability(2, 0.5)).acquire(ticket="two")
     assert (error.value.resource, error.value.ticket) == ("r", "two")
     replica.pause()
     for call in (lock.acquire, lock.try_acquire, lock.hold):

@@ -73,7 +73,7 @@ class CoordinatorBackend(LocalBackend):
                 request = self._request(wish, request_name(wish) + suffix, timeout)
                 answer = await self._ask_and_wait(run, request, wish.local_id + suffix)
                 if isinstance(answer, locks.Granted):
-                    run.post.kept.add((answer.permit.resource, answer.permit.ticket, answer.permit.fence))
+                    run.mailbox.kept.add((answer.permit.resource, answer.permit.ticket, answer.permit.fence))
                     return answer.permit
                 if answer.error != STALE:
                     raise _error(self._terms.resource, wish.ticket, answer)
@@ -83,19 +83,19 @@ class CoordinatorBackend(LocalBackend):
         self, run: Run, request: coordinator.Request, activity_id: str
     ) -> locks.Granted | locks.Refused:
         """Sends a request and returns the answer; withdraws the request if anything else ends the wait."""
-        post, name = run.post, request.requester.request
-        post.awaited.add(name)
+        mailbox, name = run.mailbox, request.requester.request
+        mailbox.awaited.add(name)
         try:
             await self._ask_until_heard(request, activity_id)
-            await workflow.wait_condition(lambda: name in post.answers)
+            await workflow.wait_condition(lambda: name in mailbox.answers)
         # No other exceptions: an evicted run must not send signals.
         except (ApplicationError, asyncio.CancelledError):
-            post.forget(name)
+            mailbox.forget(name)
             withdrawal = coordinator.Release(request.ticket, None, name)
             await to_its_end(self._send(coordinator.Call(self._terms, release=withdrawal)))
             raise
-        answer = post.answers[name]
-        post.forget(name)
+        answer = mailbox.answers[name]
+        mailbox.forget(name)
         return answer
 
     async def _ask_until_heard(self, request: coordinator.Request, activity_id: str) -> None:
@@ -132,7 +132,7 @@ class CoordinatorBackend(LocalBackend):
         call = coordinator.Call(self._terms, adoption=adoption_of(adopting))
         name = adopting.wish.local_id
         adopted = await prolonged(coordinator.ADOPT, call, name, away=self.away, resource=self._terms.resource)
-        run.post.kept.add((adopted.resource, adopted.ticket, adopted.fence))
+        run.mailbox.kept.add((adopted.resource, adopted.ticket, adopted.fence))
         return adopted
 
     async def renew(self, renewing: locks.RenewCall) -> Permit:
@@ -143,7 +143,7 @@ class CoordinatorBackend(LocalBackend):
 
     async def release(self, giving: locks.ReleaseCall) -> bool:
         """Releases a permit or withdraws a request; asks the coordinator for the outcome."""
-        return await self._give(giving, current().post.call_name())
+        return await self._give(giving, current().mailbox.call_name())
 
     async def end(self, giving: locks.ReleaseCall) -> bool:
         """Releases a permit; returns True unless there is no coordinator."""
@@ -152,9 +152,9 @@ class CoordinatorBackend(LocalBackend):
     async def _give(self, giving: locks.ReleaseCall, call_name: str) -> bool:
         key = (self._terms.resource, giving.ticket)
         if giving.fence is not None:
-            current().post.kept.discard((*key, giving.fence))
+            current().mailbox.kept.discard((*key, giving.fence))
         release = coordinator.Release(giving.ticket, giving.fence, call=call_name)
-        if current().is_needed_again(*key):
+        if current().reexecution_needs(*key):
             delivered = await signal(coordinator.workflow_id_of(self._terms.resource), "release", release)
             if not delivered or not call_name:
                 return delivered  # to learn the outcome, the same call is sent again below

@@ -129,7 +129,7 @@ class RedisBackend(LocalBackend):
 
     async def release(self, giving: locks.ReleaseCall) -> bool:
         """Releases a permit or withdraws a request; if Redis does not answer, a remote activity retries."""
-        if current().is_needed_again(self._terms.resource, giving.ticket):
+        if current().reexecution_needs(self._terms.resource, giving.ticket):
             try:
                 return read(await self._release_later(giving), locks.Released).released
             except (ActivityError, ValueError):

@@ -1,7 +1,7 @@
 """Whether a relay can serve the workflow runs of another: whether it can decode what the other's codec has encoded.
 
 Setups whose data converters have the same classes share a group, but their keys may differ. So a relay stores a canary
-with each watch that it claims, and leaves watches whose canary it cannot decode to relays that can.
+with each record that it claims, and leaves records whose canary it cannot decode to relays that can.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The registry in Redis: the watches of all relays of a group, each for one ticket of a workflow run.
+"""The registry in Redis: the records of all relays of a group, each for one ticket of a workflow run.
 
 Relays form a group if each can serve the runs of the others: they have the same Temporal cluster and namespace, and
-data converters that understand each other. Each watch has one relay as its owner. When a relay's lease expires, other
-relays take its watches over; a watch contains all that they need to continue.
+data converters that understand each other. Each record has one relay as its owner. When a relay's lease expires, other
+relays take its records over; a record contains all that they need to continue.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from redlease_temporal.common.run_monitor import cluster_of
 from redlease_temporal.common.settings import Settings
 from redlease_temporal.payloads.locks import OnClose, Terms
 
-CLAIM_MS = 3000  # the lease of a relay that claims a watch and is not in the registry
+CLAIM_MS = 3000  # the lease of a relay that claims a record and is not in the registry
 KEEP_MS = 14 * 24 * 3600 * 1000  # how long the registry is kept after the last beat of the last relay
 
 
 @dataclass(slots=True)
-class Watch:
+class TicketRecord:
     """What a relay stores of one ticket and of the workflow run that it serves.
 
     Attributes:
@@ -41,7 +41,7 @@ class Watch:
         fence: The permit's fence; 0 while the request waits.
         recorded: Whether the run's history has the grant.
         admission: Whether it is the place of a workflow with `@concurrency`.
-        canary: What a relay must be able to decode before it takes the watch over; empty if any relay may.
+        canary: What a relay must be able to decode before it takes the record over; empty if any relay may.
     """
 
     terms: Terms
@@ -71,16 +71,16 @@ class Watch:
 
     @property
     def id(self) -> str:
-        """Identifies the watch by resource, ticket and workflow: a reset run keeps it."""
+        """Identifies the record by resource, ticket and workflow: a reset run keeps it."""
         return digest(self.terms.resource, self.ticket, self.workflow_id)
 
     def text(self) -> str:
-        """The watch as JSON."""
+        """The record as JSON."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def read(cls, text: bytes) -> Watch:
-        """Parses a stored watch; ignores fields that a later release has added."""
+    def read(cls, text: bytes) -> TicketRecord:
+        """Parses a stored record; ignores fields that a later release has added."""
         values = json.loads(text)
         values["terms"] = Terms(**_known(Terms, values["terms"]))
         return cls(**_known(cls, values))
@@ -97,7 +97,7 @@ def digest(*parts: str) -> str:
 
 
 async def relay_group(temporal: Client, settings: Settings) -> str:
-    """The name of the group of relays that share their watches: those of one Temporal cluster, namespace and setup.
+    """The name of the group of relays that share their records: those of one Temporal cluster, namespace and setup.
 
     Raises:
         RPCError: The Temporal server did not say which cluster it is of.
@@ -110,19 +110,20 @@ def _script(name: str, args: str) -> Script:
 
 
 class _Keys(Resource):
-    """The keys of a group: the text of each watch, the watches of each relay, and the expiry of each relay's lease."""
+    """The keys of a group: the text of each record, the records of each relay, and the expiry of each relay's lease."""
 
+    # The records' key keeps the name that earlier releases gave it: their relays share it.
     PARTS: ClassVar[tuple[bytes, ...]] = (b"watches", b"owners", b"relays")
 
 
 BEAT = _script("beat", "relay lease_ms keep_ms channel generation skipped")
-CLAIM = _script("claim", "relay watch text lease_ms channel")
-PUT = _script("put", "relay watch text generation")
-DROP = _script("drop", "relay watch channel chain")
-INHERIT = _script("inherit", "relay from watches")
+CLAIM = _script("claim", "relay record text lease_ms channel")
+PUT = _script("put", "relay record text generation")
+DROP = _script("drop", "relay record channel chain")
+INHERIT = _script("inherit", "relay from records")
 OWN = _script("own", "relay after")
 SAY = _script("say", "channel message")
-LAY = _script("lay", "relay watch text channel")
+LAY = _script("lay", "relay record text channel")
 SCRIPTS = (BEAT, CLAIM, PUT, DROP, INHERIT, OWN, SAY, LAY)
 
 
@@ -130,8 +131,8 @@ class Beat(NamedTuple):
     """The reply to a beat.
 
     Attributes:
-        fresh: Whether other relays may have taken over the watches of this one.
-        generation: Of the registry's data; it changes when Redis loses that data, and with it the watches.
+        fresh: Whether other relays may have taken over the records of this one.
+        generation: Of the registry's data; it changes when Redis loses that data, and with it the records.
         soonest_ms: Until the next lease of another relay expires; -1 if there is none.
         lapsed: Relays whose lease has expired.
     """
@@ -149,7 +150,7 @@ class Registry:
         self.relay = relay
         self.channel = f"{prefix}:relays:{group}"
         self._tickets = tickets
-        self.generation = ""  # of the data that contains this relay's watches
+        self.generation = ""  # of the data that contains this relay's records
         self._keys = _Keys(prefix, f"relays {group}")
 
     async def beat(self, lease_ms: int, skipped: Iterable[str] = (), *, limit_ms: float | None = None) -> Beat:
@@ -161,45 +162,47 @@ class Registry:
         self.generation = self.generation or generation.decode()
         return Beat(bool(fresh), generation.decode(), soonest, [name.decode() for name in lapsed])
 
-    async def claim(self, watch: Watch, *, limit_ms: float | None = None) -> Watch:
-        """Makes this relay the owner of a watch; returns the stored record, an earlier one if there was one."""
-        values = await self._call(CLAIM, self.relay, watch.id, watch.text(), CLAIM_MS, self.channel, limit_ms=limit_ms)
-        return Watch.read(values[0])
+    async def claim(self, record: TicketRecord, *, limit_ms: float | None = None) -> TicketRecord:
+        """Makes this relay the owner of a record; returns the stored record, an earlier one if there was one."""
+        values = await self._call(
+            CLAIM, self.relay, record.id, record.text(), CLAIM_MS, self.channel, limit_ms=limit_ms
+        )
+        return TicketRecord.read(values[0])
 
-    async def add_unowned(self, watch: Watch) -> bool:
-        """Stores a watch for the relays to take over, unless it exists; for callers that are no relay."""
-        return bool((await self._call(LAY, self.relay, watch.id, watch.text(), self.channel))[0])
+    async def add_unowned(self, record: TicketRecord) -> bool:
+        """Stores a record for the relays to take over, unless it exists; for callers that are no relay."""
+        return bool((await self._call(LAY, self.relay, record.id, record.text(), self.channel))[0])
 
-    async def put(self, watch: Watch) -> bool:
-        """Stores the watch; returns False if this relay no longer owns it.
+    async def put(self, record: TicketRecord) -> bool:
+        """Stores the record; returns False if this relay no longer owns it.
 
-        If Redis lost its data, nobody owns the watch: this relay claims it again.
+        If Redis lost its data, nobody owns the record: this relay claims it again.
         """
-        written = (await self._call(PUT, self.relay, watch.id, watch.text(), self.generation))[0]
+        written = (await self._call(PUT, self.relay, record.id, record.text(), self.generation))[0]
         if written < 0:
-            await self.claim(watch)
+            await self.claim(record)
         return bool(written)
 
-    async def drop(self, watch_id: str, *, anyones: bool = False, chain: str = "*") -> Watch | None:
-        """Deletes a watch of this relay, or anyone's, or only one of this chain of runs; returns the stored record."""
+    async def drop(self, record_id: str, *, anyones: bool = False, chain: str = "*") -> TicketRecord | None:
+        """Deletes a record of this relay, or anyone's, or only one of this chain of runs; returns the stored record."""
         relay = "" if anyones else self.relay
-        _, text = await self._call(DROP, relay, watch_id, self.channel, chain)
-        return Watch.read(text) if text else None
+        _, text = await self._call(DROP, relay, record_id, self.channel, chain)
+        return TicketRecord.read(text) if text else None
 
     async def list_owned(self, relay: str = "") -> dict[str, bytes]:
-        """The text of each watch that this relay, or the given one, owns, by watch id."""
+        """The text of each record that this relay, or the given one, owns, by record id."""
         owned: dict[str, bytes] = {}
         more, after = 1, ""
         while more:
             more, *values = await self._call(OWN, relay or self.relay, after)
-            page = {watch_id.decode(): text for watch_id, text in zip(values[::2], values[1::2], strict=True)}
+            page = {record_id.decode(): text for record_id, text in zip(values[::2], values[1::2], strict=True)}
             after = next(reversed(page), after)  # the script removes the entries that it leaves out of a page
             owned |= page
         return owned
 
-    async def inherit(self, lapsed: str, watch_ids: Iterable[str]) -> list[Watch]:
-        """Takes over those of the watches that the lapsed relay still owns; at most a hundred."""
-        return [Watch.read(text) for text in await self._call(INHERIT, self.relay, lapsed, " ".join(watch_ids))]
+    async def inherit(self, lapsed: str, record_ids: Iterable[str]) -> list[TicketRecord]:
+        """Takes over those of the records that the lapsed relay still owns; at most a hundred."""
+        return [TicketRecord.read(text) for text in await self._call(INHERIT, self.relay, lapsed, " ".join(record_ids))]
 
     async def broadcast(self, message: str) -> None:
         """Publishes a message to all relays."""

@@ -2,7 +2,7 @@
 
 It queues the runs' requests, completes their waiting activities when a request is granted, renews their permits and
 checks whether the runs are still open. Each relay holds a lease in Redis; when that expires, other relays take its
-watches over. Each Temporal client that workers use has one relay.
+records over. Each Temporal client that workers use has one relay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from redlease_temporal.common.settings import Settings
 from redlease_temporal.payloads import locks
 
 from .canaries import can_read, canary_of
-from .registry import SCRIPTS, Registry, Watch, relay_group
+from .registry import SCRIPTS, Registry, TicketRecord, relay_group
 
 logger = logging.getLogger("redlease.temporal")
 
@@ -32,15 +32,15 @@ RELAY_LEASE_MS = (300, 3000)  # the shortest and the longest lease of a relay: o
 BEATS_A_LEASE = 3
 ROUNDING_MS = 2
 BEGUN_AGAIN_S = (0.1, 1.0)  # the first and the longest pause before a failed loop of the relay restarts
-FOREIGN_MS = 30_000.0  # how long this relay ignores a lapsed relay whose watches it could not read
-PAGE = 100  # watches taken over in one call
+FOREIGN_MS = 30_000.0  # how long this relay ignores a lapsed relay whose records it could not read
+PAGE = 100  # records taken over in one call
 LEAVE_MS = 1000.0  # the longest that a closing relay waits for Redis
 
 
 class Tracker(Protocol):
-    """Serves one watch. It can be stopped at any moment: all state that matters is in Redis."""
+    """Serves one record. It can be stopped at any moment: all state that matters is in Redis."""
 
-    watch: Watch
+    record: TicketRecord
 
     def start(self) -> None:
         """Starts its task."""
@@ -63,8 +63,8 @@ class Relay:
         temporal: The client of the workers that the relay serves.
         settings: The plugin's settings.
         monitor: Asks Temporal for the status of runs.
-        make_tracker: Makes the tracker of a watch.
-        group: Names the relays that share their watches.
+        make_tracker: Makes the tracker of a record.
+        group: Names the relays that share their records.
         canary: Lets other relays test whether they can decode this one's payloads.
     """
 
@@ -74,7 +74,7 @@ class Relay:
         temporal: Client,
         settings: Settings,
         monitor: RunMonitor,
-        make_tracker: Callable[[Relay, Watch], Tracker],
+        make_tracker: Callable[[Relay, TicketRecord], Tracker],
         *,
         group: str,
         canary: str,
@@ -92,13 +92,17 @@ class Relay:
         self._make_tracker = make_tracker
         self._tasks: set[asyncio.Task[Any]] = set()
         self._once = Once()
-        self._foreign: dict[str, float] = {}  # lapsed relays with unreadable watches: until when to ignore each
-        self._doubted = False  # whether other relays may have taken over watches of this one
+        self._foreign: dict[str, float] = {}  # lapsed relays with unreadable records: until when to ignore each
+        self._doubted = False  # whether other relays may have taken over records of this one
         self._changed, self._unheard = asyncio.Event(), asyncio.Event()
 
     @classmethod
     async def made(
-        cls, temporal: Client, settings: Settings, monitor: RunMonitor, make_tracker: Callable[[Relay, Watch], Tracker]
+        cls,
+        temporal: Client,
+        settings: Settings,
+        monitor: RunMonitor,
+        make_tracker: Callable[[Relay, TicketRecord], Tracker],
     ) -> Relay:
         """Makes a relay for settings that include a Redis client factory.
 
@@ -118,7 +122,7 @@ class Relay:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Runs the relay; at the end, leaves its watches to the other relays."""
+        """Runs the relay; at the end, leaves its records to the other relays."""
         self.tickets.connect(*SCRIPTS)
         self.tickets.on_reconnect(self._changed)
         await self.tickets.subscribe(self.registry.channel, self._on_message)
@@ -130,7 +134,7 @@ class Relay:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Leaves all watches to the other relays, after renewing each permit so that they have time to take it over."""
+        """Leaves all records to the other relays, after renewing each permit so that they have time to take it over."""
         trackers = list(self.trackers.values())
         for tracker in trackers:
             tracker.stop()
@@ -169,9 +173,9 @@ class Relay:
             await clock.pause(self._changed, wait_ms / 1000)
 
     async def _say_alive(self) -> float:
-        """Renews this relay's lease and takes over watches of lapsed relays; returns the ms until the next beat."""
+        """Renews this relay's lease and takes over records of lapsed relays; returns the ms until the next beat."""
         lease_ms = self._lease_ms()
-        # If this beat's reply is lost, the next reply does not show whether others took the watches over before this
+        # If this beat's reply is lost, the next reply does not show whether others took the records over before this
         # beat.
         doubted, self._doubted = self._doubted, True
         now_ms = clock.now_ms()
@@ -192,9 +196,9 @@ class Relay:
         return min(wait_ms, beat.soonest_ms + ROUNDING_MS) if beat.soonest_ms >= 0 else wait_ms
 
     async def _mend(self, generation: str) -> None:
-        """Claims all watches again if Redis lost its data; else drops those that other relays may have taken over."""
+        """Claims all records again if Redis lost its data; else drops those that other relays may have taken over."""
         if self.registry.generation not in {"", generation}:
-            await asyncio.gather(*(self.registry.claim(each.watch) for each in list(self.trackers.values())))
+            await asyncio.gather(*(self.registry.claim(each.record) for each in list(self.trackers.values())))
         elif self._doubted:
             await self._forget_lost()
         self.registry.generation, self._doubted = generation, False
@@ -202,33 +206,33 @@ class Relay:
     def _lease_ms(self) -> int:
         """The relay's lease: shorter than those of its permits, so that other relays can take them over in time."""
         least, most = RELAY_LEASE_MS
-        shortest = min((tracker.watch.terms.lease_ms for tracker in self.trackers.values()), default=most * 3)
+        shortest = min((tracker.record.terms.lease_ms for tracker in self.trackers.values()), default=most * 3)
         return max(least, min(most, shortest // 3))
 
     async def _forget_lost(self) -> None:
-        """Forgets the watches that other relays took over or dropped while this one was silent."""
+        """Forgets the records that other relays took over or dropped while this one was silent."""
         before = dict(self.trackers)
         own = await self.registry.list_owned()
-        for watch_id, tracker in before.items():
-            if watch_id not in own and self.trackers.get(watch_id) is tracker:
+        for record_id, tracker in before.items():
+            if record_id not in own and self.trackers.get(record_id) is tracker:
                 self.forget(tracker)
 
     async def _inherit(self, lapsed: str) -> None:
-        """Takes over those watches of a lapsed relay that this one can decode; leaves the others to relays that can."""
+        """Takes over those records of a lapsed relay that this one can decode; leaves the others to relays that can."""
         left = await self.registry.list_owned(lapsed)
         canaries: dict[str, bool] = {}
-        readable = [watch_id for watch_id, text in left.items() if await self._can_read(text, canaries)]
+        readable = [record_id for record_id, text in left.items() if await self._can_read(text, canaries)]
         if len(readable) < len(left):
             self._foreign[lapsed] = clock.now_ms() + FOREIGN_MS
         for start in range(0, len(readable) or 1, PAGE):
-            for watch in await self.registry.inherit(lapsed, readable[start : start + PAGE]):
-                self.track(self._make_tracker(self, watch))
+            for record in await self.registry.inherit(lapsed, readable[start : start + PAGE]):
+                self.track(self._make_tracker(self, record))
 
     async def _can_read(self, text: bytes, known: dict[str, bool]) -> bool:
         try:
-            canary = Watch.read(text).canary
+            canary = TicketRecord.read(text).canary
         except Exception as error:  # noqa: BLE001  written by another version, perhaps
-            self._once.tell("the relay could not read a watch, and leaves it to others", error)
+            self._once.tell("the relay could not read a record, and leaves it to others", error)
             return False
         if canary not in known:
             known[canary] = await can_read(self.temporal.data_converter, canary)
@@ -236,21 +240,21 @@ class Relay:
 
     @contextlib.asynccontextmanager
     async def recover_on_error(self) -> AsyncIterator[None]:
-        """After an error in the block, finds and tracks the watches that Redis may have assigned to this relay."""
+        """After an error in the block, finds and tracks the records that Redis may have assigned to this relay."""
         try:
             yield
         except BaseException:
             self._unheard.set()
             raise
 
-    async def claim(self, watch: Watch, *, limit_ms: float | None = None) -> Watch:
-        """Makes this relay the owner of the watch; returns the stored record, which may be an earlier one."""
-        watch.canary = self.canary
+    async def claim(self, record: TicketRecord, *, limit_ms: float | None = None) -> TicketRecord:
+        """Makes this relay the owner of the record; returns the stored record, which may be an earlier one."""
+        record.canary = self.canary
         async with self.recover_on_error():
-            return await self.registry.claim(watch, limit_ms=limit_ms)
+            return await self.registry.claim(record, limit_ms=limit_ms)
 
     async def _find_unheard(self) -> None:
-        """Tracks watches whose `claim` reply was lost: Redis may already name this relay as their owner."""
+        """Tracks records whose `claim` reply was lost: Redis may already name this relay as their owner."""
         while True:
             await self._unheard.wait()
             self._unheard.clear()
@@ -260,20 +264,22 @@ class Relay:
                 self._unheard.set()
                 raise
             failed = False
-            for watch_id, text in own.items():
+            for record_id, text in own.items():
                 try:
-                    if watch_id not in self.trackers:
-                        self.track(self._make_tracker(self, Watch.read(text)))
-                except Exception as error:  # noqa: BLE001  logged; the other watches come next
+                    if record_id not in self.trackers:
+                        self.track(self._make_tracker(self, TicketRecord.read(text)))
+                except Exception as error:  # noqa: BLE001  logged; the other records come next
                     failed = True
-                    self._once.tell(f"the relay could not begin to look after watch {watch_id}, and tries again", error)
+                    self._once.tell(
+                        f"the relay could not begin to look after record {record_id}, and tries again", error
+                    )
             if failed:
                 self._unheard.set()
                 await asyncio.sleep(RELAY_LEASE_MS[1] / 1000)
 
     async def _verify(self, tracker: Tracker) -> None:
-        """Forgets the watch if it has another owner; the relay may have claimed it again since the message was sent."""
-        if self.trackers.get(tracker.watch.id) is tracker and not await self.registry.put(tracker.watch):
+        """Forgets the record if it has another owner; the relay may have claimed it again since the message."""
+        if self.trackers.get(tracker.record.id) is tracker and not await self.registry.put(tracker.record):
             self.forget(tracker)
 
     def _on_message(self, payload: bytes) -> None:
@@ -287,39 +293,39 @@ class Relay:
         if kind == "left":
             self._changed.set()
         elif kind == "gone":
-            owner, watch_id = rest[0].split(" ")
-            if owner == self.name and watch_id in self.trackers:
-                tracker = self.trackers[watch_id]
+            owner, record_id = rest[0].split(" ")
+            if owner == self.name and record_id in self.trackers:
+                tracker = self.trackers[record_id]
                 self.spawn(lasting(f"{tracker}: asking whose its ticket is", lambda: self._verify(tracker)))
         elif kind == "look":
             for tracker in self.trackers.values():
-                if tracker.watch.terms.resource == rest[0] and tracker.watch.fence:
+                if tracker.record.terms.resource == rest[0] and tracker.record.fence:
                     tracker.wake()
 
     # Trackers
 
     def track(self, tracker: Tracker) -> None:
-        """Runs this tracker for its watch, in place of any earlier one."""
-        before = self.trackers.get(tracker.watch.id)
+        """Runs this tracker for its record, in place of any earlier one."""
+        before = self.trackers.get(tracker.record.id)
         if before is not None:
             before.stop()
-        short = tracker.watch.terms.lease_ms // 3 < RELAY_LEASE_MS[1]
-        if short and self._lease_ms() > tracker.watch.terms.lease_ms // 3:
+        short = tracker.record.terms.lease_ms // 3 < RELAY_LEASE_MS[1]
+        if short and self._lease_ms() > tracker.record.terms.lease_ms // 3:
             self._changed.set()
-        self.trackers[tracker.watch.id] = tracker
+        self.trackers[tracker.record.id] = tracker
         tracker.start()
 
     def forget(self, tracker: Tracker) -> None:
         """Stops the tracker and removes it."""
-        if self.trackers.get(tracker.watch.id) is tracker:
-            del self.trackers[tracker.watch.id]
+        if self.trackers.get(tracker.record.id) is tracker:
+            del self.trackers[tracker.record.id]
         tracker.stop()
 
-    def terms(self, watch: Watch) -> Terms:
-        """The terms that this relay sends with each request for a watch."""
-        terms, settings = watch.terms, self.settings
+    def terms(self, record: TicketRecord) -> Terms:
+        """The terms that this relay sends with each request for a record."""
+        terms, settings = record.terms, self.settings
         return Terms(
-            *(watch.owner, terms.lease_ms, terms.capacity, settings.waiter_lease_ms, terms.max_waiters),
+            *(record.owner, terms.lease_ms, terms.capacity, settings.waiter_lease_ms, terms.max_waiters),
             settings.idle_ttl_ms,
         )
 
@@ -329,24 +335,24 @@ class Relay:
             terms.resource, terms.capacity, lease=terms.lease_ms / 1000, max_waiters=terms.max_waiters
         )
 
-    async def is_reduced(self, watch: Watch) -> bool:
+    async def is_reduced(self, record: TicketRecord) -> bool:
         """Whether its permit is held with less weight than was granted: its run has downgraded it."""
-        if not watch.fence or watch.weight == 1:
+        if not record.fence or record.weight == 1:
             return False
         # The reply to an adoption without a new fence is the permit as it is.
         held = await self.tickets.adopt(
-            *(self.tickets.resource(watch.terms.resource), watch.ticket, watch.fence, watch.request),
-            watch.terms.lease_ms,
-            label=watch.label,
+            *(self.tickets.resource(record.terms.resource), record.ticket, record.fence, record.request),
+            record.terms.lease_ms,
+            label=record.label,
             idle_ttl_ms=self.settings.idle_ttl_ms,
             refence=False,
             limit_ms=None,
         )
-        return held is not None and held.weight < watch.weight
+        return held is not None and held.weight < record.weight
 
-    async def give_back(self, resource: Resource, watch: Watch, *, patience_ms: float = LEAVE_MS) -> Released:
+    async def give_back(self, resource: Resource, record: TicketRecord, *, patience_ms: float = LEAVE_MS) -> Released:
         """Releases or withdraws a ticket, so that no late copy of its request can be granted."""
-        ask = AcquireRequest(resource, self.terms(watch), watch.ticket, watch.request, watch.weight)
+        ask = AcquireRequest(resource, self.terms(record), record.ticket, record.request, record.weight)
         return await self.tickets.give_back(
-            ask, watch.fence or None, lasts_ms=watch.terms.lease_ms, may_be_duplicated=True, patience_ms=patience_ms
+            ask, record.fence or None, lasts_ms=record.terms.lease_ms, may_be_duplicated=True, patience_ms=patience_ms
         )

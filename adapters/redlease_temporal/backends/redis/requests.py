@@ -14,7 +14,7 @@ from redlease.models import Permit, Position, Snapshot
 from redlease.tickets import GONE, label, lease_lost
 from redlease_temporal.payloads import locks
 
-from .registry import Watch, digest
+from .registry import TicketRecord, digest
 from .relay import LEAVE_MS, Relay
 from .tracker import TicketTracker
 
@@ -40,29 +40,29 @@ class Requests:
                 return await self._enqueue(dataclasses.replace(wish, salt=secrets.token_hex(4)))
 
     async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
-        watch = await self._claim(self._watch(wish), limit_ms=None)
-        watcher = TicketTracker(self._relay, watch, at_once=True)
-        self._relay.track(watcher)
-        return dataclasses.replace(await watcher.standing(), salt=wish.salt)
+        record = await self._claim(self._new_record(wish), limit_ms=None)
+        tracker = TicketTracker(self._relay, record, at_once=True)
+        self._relay.track(tracker)
+        return dataclasses.replace(await tracker.standing(), salt=wish.salt)
 
     async def _try(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
-        watch = self._watch(wish)
+        record = self._new_record(wish)
         permit = await self._relay.semaphore(wish.terms).try_acquire(
-            ticket=wish.ticket, weight=wish.weight, owner=watch.owner, metadata=wish.metadata
+            ticket=wish.ticket, weight=wish.weight, owner=record.owner, metadata=wish.metadata
         )
         return locks.AcquireStatus(permit)
 
     async def wait(self, wish: locks.AcquireCall, token: bytes) -> None:
         """Has the relay complete the activity of this token when the request is granted."""
-        watch = self._watch(wish)
+        record = self._new_record(wish)
         # The local activity's marker records that the request was queued; only this activity's completion records the
         # grant.
-        watch.local_id = watch.wait_id
-        await self._claim(watch, limit_ms=LEAVE_MS)
-        watcher = TicketTracker(self._relay, watch)
-        watcher.attach(token)
-        await self._relay.registry.put(watch)
-        self._relay.track(watcher)
+        record.local_id = record.wait_id
+        await self._claim(record, limit_ms=LEAVE_MS)
+        tracker = TicketTracker(self._relay, record)
+        tracker.attach(token)
+        await self._relay.registry.put(record)
+        self._relay.track(tracker)
 
     async def release(self, giving: locks.ReleaseCall, *, patience_ms: float = AT_ONCE_S * 1000) -> locks.Released:
         """Releases a permit, or withdraws a request from the queue."""
@@ -96,46 +96,46 @@ class Requests:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AT_ONCE_S):
                 holders = {permit.ticket for permit in (await semaphore.inspect()).holders}
-                for watcher in list(self._relay.trackers.values()):
-                    watch = watcher.watch
-                    if not isinstance(watcher, TicketTracker) or not watch.token:
+                for tracker in list(self._relay.trackers.values()):
+                    record = tracker.record
+                    if not isinstance(tracker, TicketTracker) or not record.token:
                         continue
-                    if watch.ticket in holders and watch.terms.resource == semaphore.name:
-                        await watcher.handed_over.wait()
+                    if record.ticket in holders and record.terms.resource == semaphore.name:
+                        await tracker.handed_over.wait()
 
-    def _leaving(self, giving: locks.ReleaseCall) -> Watch:
+    def _leaving(self, giving: locks.ReleaseCall) -> TicketRecord:
         wish = locks.AcquireCall(giving.terms, giving.ticket, "", 0, giving.asked, "", salt=giving.salt)
-        watch = self._watch(wish)
+        record = self._new_record(wish)
         if giving.fence is not None:  # the fence names the permit; its request must not be granted again
-            watch.fence, watch.request = giving.fence, ""
-        return watch
+            record.fence, record.request = giving.fence, ""
+        return record
 
     async def adopt(self, adopting: locks.AdoptCall) -> Permit:
         """Takes a permit over for a run: with a new fence, unless it comes from the same chain of runs."""
-        permit, watch = adopting.permit, self._watch(adopting.wish)
+        permit, record = adopting.permit, self._new_record(adopting.wish)
         resource = self._relay.tickets.resource(permit.resource)
         async with asyncio.timeout(AT_ONCE_S):
-            known = await self._relay.claim(watch)
+            known = await self._relay.claim(record)
             # When the next run of a chain starts, the previous one has ended and cannot use the fence. (An equal
             # request is a repeat of this one.)
-            before = known if known.request != watch.request else None
-            same = before is not None and (before.workflow_id, before.chain) == (watch.workflow_id, watch.chain)
+            before = known if known.request != record.request else None
+            same = before is not None and (before.workflow_id, before.chain) == (record.workflow_id, record.chain)
             refence = not same if adopting.refence is None else adopting.refence
             adopted = await self._relay.tickets.adopt(
-                *(resource, permit.ticket, permit.fence, watch.request, watch.terms.lease_ms),
+                *(resource, permit.ticket, permit.fence, record.request, record.terms.lease_ms),
                 refence=refence,
                 idle_ttl_ms=self._relay.settings.idle_ttl_ms,
-                label=watch.label,
+                label=record.label,
                 limit_ms=None,
             )
             if adopted is None:
-                await self._relay.registry.drop(watch.id)
+                await self._relay.registry.drop(record.id)
                 raise lease_lost(permit.resource, permit.ticket, permit.fence, GONE)
-            watch.fence, watch.granted_at_ms, _, watch.weight, watch.capacity, _ = adopted
-            await self._relay.registry.put(watch)
-        watcher = TicketTracker(self._relay, watch, at_once=True)
-        self._relay.track(watcher)
-        return watcher.permit
+            record.fence, record.granted_at_ms, _, record.weight, record.capacity, _ = adopted
+            await self._relay.registry.put(record)
+        tracker = TicketTracker(self._relay, record, at_once=True)
+        self._relay.track(tracker)
+        return tracker.permit
 
     async def renew(self, renewing: locks.RenewCall) -> Permit:
         """Renews a permit for a lease of that length."""
@@ -163,25 +163,25 @@ class Requests:
         """The current state of the resource."""
         return await self._relay.semaphore(inspecting.terms).inspect(limit=inspecting.limit)
 
-    async def _claim(self, watch: Watch, *, limit_ms: float | None) -> Watch:
-        """Makes the relay the owner of the watch, and copies the state of an earlier copy of the request."""
-        known = await self._relay.claim(watch, limit_ms=limit_ms)
-        if known.run_id != watch.run_id and await self._relay.is_reduced(known):
+    async def _claim(self, record: TicketRecord, *, limit_ms: float | None) -> TicketRecord:
+        """Makes the relay the owner of the record, and copies the state of an earlier copy of the request."""
+        known = await self._relay.claim(record, limit_ms=limit_ms)
+        if known.run_id != record.run_id and await self._relay.is_reduced(known):
             # The run was reset to before it asked, and asks again for what it had before its downgrade.
             resource = self._relay.tickets.resource(known.terms.resource)
             if not isinstance(await self._relay.give_back(resource, known), bool):
                 raise TimeoutError  # the activity is retried
-        watch.arrival = known.arrival
-        if known.request == watch.request and known.fence:
-            watch.fence, watch.granted_at_ms, watch.capacity = known.fence, known.granted_at_ms, known.capacity
-        return watch
+        record.arrival = known.arrival
+        if known.request == record.request and known.fence:
+            record.fence, record.granted_at_ms, record.capacity = known.fence, known.granted_at_ms, known.capacity
+        return record
 
-    def _watch(self, wish: locks.AcquireCall) -> Watch:
-        """The initial watch for a request of the activity's workflow run."""
+    def _new_record(self, wish: locks.AcquireCall) -> TicketRecord:
+        """The initial record for a request of the activity's workflow run."""
         info = activity.info()
         workflow_id, run_id = info.workflow_id or "", info.workflow_run_id or ""
         owner = wish.owner or limits.shortened(workflow_id, limits.OWNER_BYTES_MAX)
-        return Watch(
+        return TicketRecord(
             wish.terms,
             wish.ticket,
             digest(wish.terms.resource, wish.ticket, run_id, wish.local_id, wish.salt),

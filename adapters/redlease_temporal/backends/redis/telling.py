@@ -13,14 +13,14 @@ from redlease.models import Permit
 from redlease_temporal.common.lasting import Once
 from redlease_temporal.payloads.locks import GRANTED_SIGNAL, LOST_SIGNAL, Granted, Lost
 
-from .registry import Watch
+from .registry import TicketRecord
 
 BY_SIGNAL_TOKEN = "signal"  # noqa: S105  in place of a task token
 ANSWER = timedelta(seconds=5)  # how long the Temporal server may take to answer
 RETRY_S = (0.1, 5.0)  # the first and the longest pause after it did not
 
 
-async def tell_of_grant(temporal: Client, watch: Watch, token: str, permit: Permit) -> None:
+async def tell_of_grant(temporal: Client, record: TicketRecord, token: str, permit: Permit) -> None:
     """Completes the waiting activity, or signals the run.
 
     Raises:
@@ -28,21 +28,21 @@ async def tell_of_grant(temporal: Client, watch: Watch, token: str, permit: Perm
         RPCError: The server did not accept it.
     """
     if token == BY_SIGNAL_TOKEN:
-        handle = temporal.get_workflow_handle(watch.workflow_id, run_id=watch.run_id)
+        handle = temporal.get_workflow_handle(record.workflow_id, run_id=record.run_id)
         await handle.signal(GRANTED_SIGNAL, Granted(permit))
     elif token:
         await temporal.get_async_activity_handle(task_token=base64.b64decode(token)).complete(permit)
     else:  # no token is known, perhaps since its worker died: complete the attempt that is running
         waits = temporal.get_async_activity_handle(
-            workflow_id=watch.workflow_id, run_id=watch.run_id, activity_id=watch.wait_id
+            workflow_id=record.workflow_id, run_id=record.run_id, activity_id=record.wait_id
         )
         await waits.complete(permit)
 
 
-async def tell_of_loss(temporal: Client, watch: Watch, why: str, once: Once) -> None:
+async def tell_of_loss(temporal: Client, record: TicketRecord, why: str, once: Once) -> None:
     """Signals the loss of a permit to the run, or to the run that continued it, until the server has the signal."""
-    lost = Lost(watch.terms.resource, watch.ticket, watch.fence, why)
-    handle = temporal.get_workflow_handle(watch.workflow_id)
+    lost = Lost(record.terms.resource, record.ticket, record.fence, why)
+    handle = temporal.get_workflow_handle(record.workflow_id)
     pause_s = RETRY_S[0]
     while True:
         try:
@@ -51,7 +51,7 @@ async def tell_of_loss(temporal: Client, watch: Watch, why: str, once: Once) -> 
             if error.status == RPCStatusCode.NOT_FOUND:
                 return
             what = (
-                f"resource {watch.terms.resource!r}: workflow {watch.workflow_id!r} could not be told of its loss yet"
+                f"resource {record.terms.resource!r}: workflow {record.workflow_id!r} could not be told of its loss yet"
             )
             once.tell(what, error)
         else:

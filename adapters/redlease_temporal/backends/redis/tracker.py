@@ -1,7 +1,7 @@
 """Tracks one ticket for a workflow run: queues it, delivers the grant, and renews the permit until the run ends.
 
 A tracker is one task that can be stopped at any moment. Its state stays in Redis: the permit or queue entry, and the
-watch. The relay that owns the watch next continues from there.
+record. The relay that owns the record next continues from there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from redlease_temporal.errors import failure
 from redlease_temporal.payloads import locks
 from redlease_temporal.payloads.locks import AcquireStatus
 
-from .registry import Watch
+from .registry import TicketRecord
 from .relay import Relay
 from .telling import BY_SIGNAL_TOKEN, tell_of_grant, tell_of_loss
 
@@ -40,7 +40,7 @@ ANSWER_S = 5.0  # how long the Temporal server may take to answer
 
 
 class _GoneError(Exception):
-    """Another relay owns the watch, or the watch was dropped."""
+    """Another relay owns the record, or the record was dropped."""
 
 
 class _LapsedError(Exception):
@@ -60,26 +60,26 @@ class _LostError(Exception):
 
 
 class TicketTracker:
-    """Tracks one watch.
+    """Tracks one record.
 
     `at_once`: a local activity waits for the outcome, and its marker in the history records the grant.
     """
 
-    def __init__(self, relay: Relay, watch: Watch, *, at_once: bool = False) -> None:
-        self.watch = watch
+    def __init__(self, relay: Relay, record: TicketRecord, *, at_once: bool = False) -> None:
+        self.record = record
         self._relay = relay
         self.at_once = at_once
-        self._resource = relay.tickets.resource(watch.terms.resource)
+        self._resource = relay.tickets.resource(record.terms.resource)
         self._standing: asyncio.Future[AcquireStatus] = asyncio.get_running_loop().create_future()
         self._woken = asyncio.Event()
         self.handed_over = asyncio.Event()
-        self._run: RunKey = (watch.workflow_id, watch.run_id)
+        self._run: RunKey = (record.workflow_id, record.run_id)
         self._adopt_until_ms: float | None = None
         self._closed = False
         self._held_ms = 0
         # Whether the run may know of the grant: it may if another relay delivered it, unless the run is only now
         # asking.
-        self._told = watch.fence > 0 and not at_once
+        self._told = record.fence > 0 and not at_once
         self._begun = self._lost = False
         self._tried = ""  # the token with which this tracker last tried to deliver the grant
         self._once = Once()
@@ -90,13 +90,13 @@ class TicketTracker:
     def start(self) -> None:
         """Starts its task, and listens to the run and the ticket."""
         self._relay.monitor.watch(self._run, self._on_look)
-        self._relay.tickets.listen(self.watch.request, self._on_message)
+        self._relay.tickets.listen(self.record.request, self._on_message)
         self._task = self._relay.spawn(lasting(f"{self}: looking after its ticket", self._track))
 
     def stop(self) -> None:
         """Stops its task and leaves the state in Redis as it is."""
         self._relay.monitor.unwatch(self._run, self._on_look)
-        self._relay.tickets.unlisten(self.watch.request, self._on_message)
+        self._relay.tickets.unlisten(self.record.request, self._on_message)
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         if not self._standing.done():
@@ -115,16 +115,16 @@ class TicketTracker:
 
     def attach(self, token: bytes) -> None:
         """Sets the task token of the activity that waits for the grant."""
-        self.watch.token = base64.b64encode(token).decode()
+        self.record.token = base64.b64encode(token).decode()
         self._woken.set()
 
     @property
     def permit(self) -> Permit:
         """The permit as granted."""
-        watch, lease_ms = self.watch, self.watch.terms.lease_ms
+        record, lease_ms = self.record, self.record.terms.lease_ms
         return Permit(
-            *(watch.terms.resource, watch.ticket, watch.fence, watch.weight, watch.capacity, lease_ms),
-            *(watch.granted_at_ms, watch.granted_at_ms + lease_ms, watch.owner, watch.metadata),
+            *(record.terms.resource, record.ticket, record.fence, record.weight, record.capacity, lease_ms),
+            *(record.granted_at_ms, record.granted_at_ms + lease_ms, record.owner, record.metadata),
         )
 
     # Events
@@ -144,7 +144,7 @@ class TicketTracker:
             self._end()
         elif look.fate is RunStatus.CONTINUED and self._adopt_until_ms is None:
             self._adopt_until_ms = clock.now_ms() + self._relay.settings.adopt_window_ms
-            if not self.watch.fence:  # the waiting activity ended with its run
+            if not self.record.fence:  # the waiting activity ended with its run
                 self._end()
         elif look.fate is RunStatus.RESET:
             self._relay.spawn(lasting(f"{self}: following its reset", lambda: self._move_to(look.open_run_id)))
@@ -158,38 +158,38 @@ class TicketTracker:
 
         What was downgraded is lost, as the new run may continue from before that.
         """
-        if await self._relay.is_reduced(self.watch):
+        if await self._relay.is_reduced(self.record):
             await self._signal_loss("its run was reset after a downgrade")
             await self._owner_closed()
             return
-        moved = dataclasses.replace(self.watch, run_id=run_id, recorded=False, token="")
+        moved = dataclasses.replace(self.record, run_id=run_id, recorded=False, token="")
         if self._is_current() and await self._relay.registry.put(moved):
             self._relay.track(TicketTracker(self._relay, moved))
 
     def _is_current(self) -> bool:
         """Whether no other tracker has replaced this one."""
-        return self._relay.trackers.get(self.watch.id) is self
+        return self._relay.trackers.get(self.record.id) is self
 
     async def _owner_closed(self) -> None:
         """The run ended: releases its permit, unless `on_close` leaves it to expire."""
         self.stop()
-        if not self.watch.fence or self.watch.on_close == "release":
-            await self._relay.give_back(self._resource, self.watch)
+        if not self.record.fence or self.record.on_close == "release":
+            await self._relay.give_back(self._resource, self.record)
         await self._over()
 
     async def _over(self) -> None:
         if self._is_current():
-            await self._relay.registry.drop(self.watch.id)
+            await self._relay.registry.drop(self.record.id)
             self._relay.forget(self)
 
     # The task
 
     async def _track(self) -> None:
-        """Continues from the state in the watch; after an unexpected exception it is called again."""
-        watch, again = self.watch, self._begun
+        """Continues from the state in the record; after an unexpected exception it is called again."""
+        record, again = self.record, self._begun
         self._begun = True
         try:
-            if watch.fence and not watch.recorded:  # an earlier copy of the request was granted
+            if record.fence and not record.recorded:  # an earlier copy of the request was granted
                 if await (self._check() if again else self._renew()):
                     self._tell(AcquireStatus(self.permit))
                 else:
@@ -200,9 +200,9 @@ class TicketTracker:
                 if self.at_once:
                     await self._over()
                     return
-                while not watch.token:  # until the waiting activity starts, or the run ends
+                while not record.token:  # until the waiting activity starts, or the run ends
                     await self._pause(None)
-            if watch.keep:
+            if record.keep:
                 await self._keep()
             await self._over()
         except _LostError:
@@ -229,16 +229,16 @@ class TicketTracker:
             self._told = recorded is None
             if self._told:
                 await self._pause(self._renewal_s)
-        self.watch.fence = 0
+        self.record.fence = 0
 
     async def _granted_and_recorded(self) -> bool:
-        if not self.watch.fence:
+        if not self.record.fence:
             await self._queue()
-        return self.watch.recorded or await self._deliver_grant()
+        return self.record.recorded or await self._deliver_grant()
 
     async def _queue(self) -> None:
-        """Waits in the queue; if the entry expires while this relay owns the watch, queues again where it stood."""
-        watch, granted = self.watch, None
+        """Waits in the queue; if the entry expires while this relay owns the record, queues again where it stood."""
+        record, granted = self.record, None
         while granted is None:
             try:
                 granted = await self._wait_in_queue()
@@ -246,21 +246,21 @@ class TicketTracker:
                 await self._save()
             except (RedleaseError, ValueError) as error:
                 raise _RefusedError(error) from error
-        watch.fence, watch.granted_at_ms, watch.capacity = granted.fence, granted.granted_at_ms, granted.capacity
-        watch.recorded = False
+        record.fence, record.granted_at_ms, record.capacity = granted.fence, granted.granted_at_ms, granted.capacity
+        record.recorded = False
         await self._save()
         self._told = False
         self._tell(AcquireStatus(self.permit))
 
     async def _wait_in_queue(self) -> Granted:
-        watch = self.watch
-        terms = self._relay.terms(watch)
-        packed_terms = pack_terms(terms, watch.weight, watch.label)
+        record = self.record
+        terms = self._relay.terms(record)
+        packed_terms = pack_terms(terms, record.weight, record.label)
         ask = AcquireRequest(
-            *(self._resource, terms, watch.ticket, watch.request, watch.weight, packed_terms),
-            arrival=watch.arrival,
+            *(self._resource, terms, record.ticket, record.request, record.weight, packed_terms),
+            arrival=record.arrival,
         )
-        # After a suspension this process must not queue again before _save() has shown that it still owns the watch.
+        # After a suspension this process must not queue again before _save() has shown that it still owns the record.
         granted = await self._relay.tickets.queue(ask, on_queued=self._queued, on_lapsed=_LapsedError)
         if granted is None:
             raise _GoneError
@@ -268,15 +268,15 @@ class TicketTracker:
 
     def _queued(self, queued: Queued) -> None:
         self.at_once = False  # a remote activity waits from now on: the local one's marker records no grant
-        self.watch.local_id = self.watch.wait_id
+        self.record.local_id = self.record.wait_id
         if self._relay.settings.by_signal:
-            self.watch.token = BY_SIGNAL_TOKEN
+            self.record.token = BY_SIGNAL_TOKEN
             self._tell(AcquireStatus(None, queued.ahead, locks.BY_SIGNAL))
         self._tell(AcquireStatus(None, queued.ahead))
-        if self.watch.arrival != queued.sequence:
-            self.watch.arrival = queued.sequence
-            self._relay.spawn(self._relay.registry.put(self.watch))
-            self._relay.spawn(self._relay.registry.broadcast(f"look {self.watch.terms.resource}"))
+        if self.record.arrival != queued.sequence:
+            self.record.arrival = queued.sequence
+            self._relay.spawn(self._relay.registry.put(self.record))
+            self._relay.spawn(self._relay.registry.broadcast(f"look {self.record.terms.resource}"))
 
     async def _deliver_grant(self) -> bool:
         """Delivers the grant until the run's history has it; returns False if the grant expired first.
@@ -284,22 +284,22 @@ class TicketTracker:
         An undelivered grant is renewed once per delivery attempt, then left to expire. While the Temporal server does
         not answer, the grant is renewed for up to the grace period, since the history may have it.
         """
-        watch = self.watch
+        record = self.record
         if self.at_once:
-            if not watch.keep:
+            if not record.keep:
                 return True  # nobody renews it
             await self._pause(min(FIRST_LOOK_S, self._renewal_s))
         known_ms = clock.now_ms()
         recorded: bool | None = False
         while True:
-            token = watch.token
+            token = record.token
             unknown = recorded is None and clock.now_ms() - known_ms < self._relay.settings.unknown_grace_ms
             if not await (self._renew() if unknown or token != self._tried else self._check()):
                 return False
             self._tried = token
             recorded = await self._answered(self._is_recorded() if self.at_once else self._complete(token))
             if recorded:
-                watch.recorded = True
+                record.recorded = True
                 self.handed_over.set()
                 await self._save()
                 return True
@@ -323,7 +323,7 @@ class TicketTracker:
         """Completes the waiting activity. True if the history has the completion, None if that is not known."""
         self._told = True
         try:
-            await tell_of_grant(self._relay.temporal, self.watch, token, self.permit)
+            await tell_of_grant(self._relay.temporal, self.record, token, self.permit)
         except AsyncActivityCancelledError:
             return False
         except RPCError as error:
@@ -332,19 +332,19 @@ class TicketTracker:
                 return None
             # Either an earlier completion succeeded and its reply was lost, or this attempt has ended. If the run is
             # open, its history shows which.
-            if self.watch.token == token:
-                self.watch.token = ""
+            if self.record.token == token:
+                self.record.token = ""
             await self._relay.monitor.look(self._run)
             return await self._is_recorded()
         return True
 
     async def _is_recorded(self) -> bool | None:
         """Whether the run's history has the grant; None if that is not known."""
-        watch = self.watch
+        record = self.record
         if self._relay.settings.by_signal:
             return True
         try:
-            return await self._relay.monitor.has_recorded(self._run, watch.event_id, watch.local_id, watch.wait_id)
+            return await self._relay.monitor.has_recorded(self._run, record.event_id, record.local_id, record.wait_id)
         except RPCError as error:
             self._once.tell(f"{self}: the Temporal server did not say whether the run has the grant", error)
             return None
@@ -354,7 +354,7 @@ class TicketTracker:
         while True:
             held = await (self._renew() if self._may_renew() else self._check())
             if not held:
-                await self._save()  # raises if the permit was released: a release drops the watch first
+                await self._save()  # raises if the permit was released: a release drops the record first
                 if self._adopt_until_ms is None:
                     await self._signal_loss()
                 return
@@ -363,7 +363,7 @@ class TicketTracker:
     def _may_renew(self) -> bool:
         if self._closed:  # a release is under way
             return False
-        if self.watch.max_hold_ms is not None and self._held_ms >= self.watch.max_hold_ms:
+        if self.record.max_hold_ms is not None and self._held_ms >= self.record.max_hold_ms:
             return False
         if self._adopt_until_ms is not None and clock.now_ms() >= self._adopt_until_ms:
             return False
@@ -372,9 +372,9 @@ class TicketTracker:
     async def _signal_loss(self, why: str = "it lapsed, or was released by its ticket") -> None:
         """Signals the loss of the permit to the run, or to the run that continued it."""
         if not self._lost:
-            logger.warning("%s: the permit (fence %d) is lost; telling the workflow", self, self.watch.fence)
+            logger.warning("%s: the permit (fence %d) is lost; telling the workflow", self, self.record.fence)
         self._lost = True
-        await tell_of_loss(self._relay.temporal, self.watch, why, self._once)
+        await tell_of_loss(self._relay.temporal, self.record, why, self._once)
 
     async def _refuse(self, error: RedleaseError | ValueError) -> None:
         """Reports the server's refusal to the local activity or to the waiting one."""
@@ -386,8 +386,8 @@ class TicketTracker:
             self._standing.set_exception(error)
         if given_up:
             await asyncio.sleep(GIVING_UP_S)
-        if self.watch.token and self.watch.token != BY_SIGNAL_TOKEN:
-            handle = self._relay.temporal.get_async_activity_handle(task_token=base64.b64decode(self.watch.token))
+        if self.record.token and self.record.token != BY_SIGNAL_TOKEN:
+            handle = self._relay.temporal.get_async_activity_handle(task_token=base64.b64decode(self.record.token))
             with contextlib.suppress(RPCError, AsyncActivityCancelledError):
                 await handle.fail(failure(error))
         await self._over()
@@ -395,31 +395,31 @@ class TicketTracker:
     # Calls
 
     async def _save(self) -> None:
-        if not await self._relay.registry.put(self.watch):
+        if not await self._relay.registry.put(self.record):
             raise _GoneError
 
     async def _renew(self) -> bool:
         """Renews the permit for its full lease; returns whether it is still held."""
-        watch = self.watch
+        record = self.record
         renewed = await self._relay.tickets.renew(
-            *(self._resource, watch.ticket, watch.fence, watch.terms.lease_ms),
+            *(self._resource, record.ticket, record.fence, record.terms.lease_ms),
             idle_ttl_ms=self._relay.settings.idle_ttl_ms,
             limit_ms=None,
         )
         if renewed.expires_at_ms:
-            # max_hold counts by the server's clock, so that it is the same for whichever relay owns the watch.
-            self._held_ms = renewed.expires_at_ms - watch.terms.lease_ms - watch.granted_at_ms
+            # max_hold counts by the server's clock, so that it is the same for whichever relay owns the record.
+            self._held_ms = renewed.expires_at_ms - record.terms.lease_ms - record.granted_at_ms
             self._relay.monitor.look_often(self._run, self._on_look, often=renewed.waiting > 0)
         return renewed.expires_at_ms > 0
 
     async def fill_lease(self) -> None:
         """Renews a held permit one last time, so that the next relay has a full lease to take it over."""
-        if self.watch.fence and self.watch.recorded and self._may_renew():
+        if self.record.fence and self.record.recorded and self._may_renew():
             await self._renew()
 
     async def _check(self) -> bool:
         """Whether the permit is held; does not renew it."""
-        return await self._relay.tickets.check(self._resource, self.watch.ticket, self.watch.fence, limit_ms=None)
+        return await self._relay.tickets.check(self._resource, self.record.ticket, self.record.fence, limit_ms=None)
 
     async def _pause(self, seconds: float | None) -> None:
         """Waits for that time, or until an event wakes the tracker."""
@@ -428,11 +428,11 @@ class TicketTracker:
 
     @property
     def _renewal_s(self) -> float:
-        return self.watch.terms.lease_ms / 1000 / RENEWALS_A_LEASE
+        return self.record.terms.lease_ms / 1000 / RENEWALS_A_LEASE
 
     def _tell(self, standing: AcquireStatus) -> None:
         if not self._standing.done():
             self._standing.set_result(standing)
 
     def __str__(self) -> str:
-        return f"resource {self.watch.terms.resource!r}: workflow {self.watch.workflow_id!r}"
+        return f"resource {self.record.terms.resource!r}: workflow {self.record.workflow_id!r}"

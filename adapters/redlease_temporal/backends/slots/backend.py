@@ -60,21 +60,21 @@ class SlotBackend(LocalBackend):
         request = request_name(wish)
         try:
             async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
-                run.post.awaited.add(request)
+                run.mailbox.awaited.add(request)
                 permit = await self._stand_in_line(run, wish, request)
         # No other exceptions: an evicted run must not send signals.
         except (TimeoutError, asyncio.CancelledError, ApplicationError) as error:
-            await to_its_end(self._leave(run.post, request))
-            run.post.forget(request)
+            await to_its_end(self._leave(run.mailbox, request))
+            run.mailbox.forget(request)
             if isinstance(error, TimeoutError) and not isinstance(error, ApplicationError):
                 raise timed_out(self.away, wish, timeout or timedelta(0)) from None
             raise
-        run.post.forget(request)
+        run.mailbox.forget(request)
         return permit
 
-    async def _leave(self, post: RunMailbox, request: str) -> None:
+    async def _leave(self, mailbox: RunMailbox, request: str) -> None:
         """Leaves the line."""
-        home = post.homes.get(request)
+        home = mailbox.homes.get(request)
         if home is not None:
             await signal(to.slot_id(self._terms.resource, home), "leave", request)
 
@@ -100,7 +100,7 @@ class SlotBackend(LocalBackend):
             if offer is not None:  # another run was faster: the line moves to that slot's new run
                 order = [offer.slot, *(slot for slot in order if slot != offer.slot)]
             line = [me, *(offer.rest if offer else [])]
-            free = await self._line_up(run.post, line, order, hint=number == 0 or offer is not None)
+            free = await self._line_up(run.mailbox, line, order, hint=number == 0 or offer is not None)
             if free[:1] != order[:1]:
                 offer = None  # the rest of the line waits there now; otherwise it comes along to the slot that is free
             if not free:
@@ -110,34 +110,36 @@ class SlotBackend(LocalBackend):
                 offer, number = answer, number + 1
                 free = [answer.slot] if answer else []
 
-    async def _line_up(self, post: RunMailbox, line: list[to.SlotWaiter], order: list[int], *, hint: bool) -> list[int]:
+    async def _line_up(
+        self, mailbox: RunMailbox, line: list[to.SlotWaiter], order: list[int], *, hint: bool
+    ) -> list[int]:
         """Joins the line of the first slot, followed by the rest of a line; or returns slots that are free."""
         rest = to.SlotOffer(self._terms.resource, order[0], "", line[1:])
         try:
             free = await self._ask(to.LINE_UP, to.LineUp(self._terms.resource, order, line, hint), list[int])
         except Unavailable:
-            await to_its_end(post.pass_on(rest))
+            await to_its_end(mailbox.pass_on(rest))
             return []
         except (ApplicationError, asyncio.CancelledError):
-            await to_its_end(post.pass_on(rest))
+            await to_its_end(mailbox.pass_on(rest))
             raise
         if free[:1] != order[:1]:
-            post.homes[line[0].requester.request] = order[0]
+            mailbox.homes[line[0].requester.request] = order[0]
         return free
 
     async def _turn(self, run: Run, request: str, number: int) -> to.SlotOffer | locks.Granted | None:
         """The offer or answer for a request; None when the pause is over."""
         first, longest = BACKOFF_S
         pause_s = workflow.random().uniform(0.5, 1.0) * min(longest, first * 2 ** min(number, 10))
-        post = run.post
+        mailbox = run.mailbox
         try:
-            await until(lambda: bool(post.frees.get(request)) or request in post.answers, pause_s)
+            await until(lambda: bool(mailbox.frees.get(request)) or request in mailbox.answers, pause_s)
         except TimeoutError:
             return None
-        if request in post.answers:
-            answer = post.answers.pop(request)
+        if request in mailbox.answers:
+            answer = mailbox.answers.pop(request)
             return answer if isinstance(answer, locks.Granted) else None
-        return post.frees[request].pop(0)
+        return mailbox.frees[request].pop(0)
 
     async def _take_one_of(
         self, run: Run, wish: locks.AcquireCall, request: str, slots: Iterable[int], offer: to.SlotOffer | None = None
@@ -168,14 +170,14 @@ class SlotBackend(LocalBackend):
             child = await asyncio.shield(starting)
             if child is None:
                 return None
-            home = run.post.homes.get(request)
+            home = run.mailbox.homes.get(request)
             started = to.Started(wish.terms.resource, slot, child.first_execution_run_id or "", kept, home, request)
             permit = await self._claimed(started, patient=wish.queue)
         except (ApplicationError, asyncio.CancelledError):
-            await to_its_end(self._undo(run.post, starting, taken))
+            await to_its_end(self._undo(run.mailbox, starting, taken))
             raise
         child.add_done_callback(lambda ended: _on_end(run, permit, ended))
-        run.post.children[permit.resource, permit.ticket, permit.fence] = child
+        run.mailbox.children[permit.resource, permit.ticket, permit.fence] = child
         return self._own(run, permit)
 
     async def _claimed(self, started: to.Started, *, patient: bool) -> Permit:
@@ -206,12 +208,12 @@ class SlotBackend(LocalBackend):
         except WorkflowAlreadyStartedError:
             return None
 
-    async def _undo(self, post: RunMailbox, starting: asyncio.Task[Any], taken: to.SlotInput) -> None:
+    async def _undo(self, mailbox: RunMailbox, starting: asyncio.Task[Any], taken: to.SlotInput) -> None:
         """Releases a slot that was being started when its request ended."""
         child = await starting
         if child is None:
             if taken.waiters:
-                await post.pass_on(
+                await mailbox.pass_on(
                     to.SlotOffer(self._terms.resource, taken.kept.slot, "", taken.waiters, taken.kept.floor)
                 )
             return
@@ -221,8 +223,8 @@ class SlotBackend(LocalBackend):
 
     def _own(self, run: Run, permit: Permit) -> Permit:
         key = (permit.resource, permit.ticket, permit.fence)
-        run.post.kept.add(key)
-        run.post.slots[key] = to.slot_of(permit)
+        run.mailbox.kept.add(key)
+        run.mailbox.slots[key] = to.slot_of(permit)
         return permit
 
     def _order(self) -> list[int]:
@@ -254,10 +256,10 @@ class SlotBackend(LocalBackend):
 
     async def _give(self, giving: locks.ReleaseCall, *, wait: bool) -> bool:
         slot, child = self._taken_here(giving)
-        release = Release(giving.ticket, giving.fence, call=current().post.call_name())
+        release = Release(giving.ticket, giving.fence, call=current().mailbox.call_name())
         call = to.SlotCall(self._terms, slot, release=release, wait=wait)
         if child is None:
-            if slot is None or not current().is_needed_again(self._terms.resource, giving.ticket):
+            if slot is None or not current().reexecution_needs(self._terms.resource, giving.ticket):
                 return await self._send(call)
             delivered = await signal(to.slot_id(self._terms.resource, slot), "release", release)
             if delivered and wait:
@@ -276,15 +278,15 @@ class SlotBackend(LocalBackend):
 
     def _taken_here(self, giving: locks.ReleaseCall) -> tuple[int | None, asyncio.Task[Any] | None]:
         """The slot of this run's permit, and the child if this run started it. Forgets both if the fence is given."""
-        post, names = current().post, (self._terms.resource, giving.ticket)
-        ours = [key for key in post.slots if key[:2] == names and giving.fence in {None, key[2]}]
+        mailbox, names = current().mailbox, (self._terms.resource, giving.ticket)
+        ours = [key for key in mailbox.slots if key[:2] == names and giving.fence in {None, key[2]}]
         if not ours:
             return None, None
-        taken = post.slots[ours[0]], post.children.get(ours[0])
+        taken = mailbox.slots[ours[0]], mailbox.children.get(ours[0])
         if giving.fence is not None:
-            post.kept.discard(ours[0])
-            del post.slots[ours[0]]
-            post.children.pop(ours[0], None)
+            mailbox.kept.discard(ours[0])
+            del mailbox.slots[ours[0]]
+            mailbox.children.pop(ours[0], None)
         return taken
 
     async def _send(self, call: to.SlotCall) -> bool:

@@ -1,11 +1,11 @@
--- own: returns the watches that a relay owns, a page at a time.
--- KEYS: watches owners relays
+-- own: returns the records that a relay owns, a page at a time.
+-- KEYS: records owners relays
 -- ARGV: tag relay after
---       (after: the last watch of the previous page, empty for the first)
--- Reply: {tag, more, watch, text, ...}; more 1 if there may be more: a page has at most 1000 watches, and about 500 kB
--- Cost: O(log n) for each watch.
+--       (after: the last record of the previous page, empty for the first)
+-- Reply: {tag, more, record, text, ...}; more 1 if there may be more: a page has at most 1000 records, and about 500 kB
+-- Cost: O(log n) for each record.
 local tag, relay, after = ARGV[1], ARGV[2], ARGV[3]
-local watches, owners, relays = KEYS[1], KEYS[2], KEYS[3]
+local records, owners, relays = KEYS[1], KEYS[2], KEYS[3]
 
 -- "!" sorts right after the space that ends a relay's name.
 local first, past = '(' .. relay .. ' ' .. after, '(' .. relay .. '!'
@@ -16,10 +16,10 @@ for _, member in ipairs(members) do
     reply[2] = 1
     break
   end
-  local watch = string.sub(member, #relay + 2)
-  local owner, text = string.match(redis.call('HGET', watches, watch) or '', '^(%S+) (.*)$')
+  local record = string.sub(member, #relay + 2)
+  local owner, text = string.match(redis.call('HGET', records, record) or '', '^(%S+) (.*)$')
   if owner == relay then
-    reply[#reply + 1], reply[#reply + 2] = watch, text
+    reply[#reply + 1], reply[#reply + 2] = record, text
     bytes = bytes + #text
   else
     redis.call('ZREM', owners, member)

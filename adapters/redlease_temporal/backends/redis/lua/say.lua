@@ -1,5 +1,5 @@
 -- say: publishes a message to all relays.
--- KEYS: watches owners relays
+-- KEYS: records owners relays
 -- ARGV: tag channel message
 -- Reply: {tag}
 -- Cost: O(n) with n relays.
