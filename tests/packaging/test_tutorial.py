@@ -62,13 +62,11 @@ def surroundings(tmp_path: Path, wheel: Path) -> dict[str, str]:
     python = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
     for name, target in {"python3": python, "temporal": find_cli()}.items():
         (programs / name).symlink_to(target)
-    constraints = tmp_path / "constraints.txt"
-    constraints.write_text(f"redlease @ {wheel.as_uri()}\n")
     kept = {name: value for name, value in os.environ.items() if not re.match("PYTHON|COV|VIRTUAL|REDLEASE", name)}
     return kept | {
         "PATH": f"{programs}:/usr/bin:/bin",
-        "PIP_CONSTRAINT": str(constraints),
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_FIND_LINKS": str(wheel.parent),
         "PIP_QUIET": "1",
     }
 
