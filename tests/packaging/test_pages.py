@@ -129,7 +129,7 @@ def test_every_page_is_in_the_navigation() -> None:
     """Each page is there once; the README is the first page of the site."""
 
     def places(items: list[Any]) -> list[str]:
-        found = []
+        found: list[str] = []
         for item in items:
             value = next(iter(item.values())) if isinstance(item, dict) else item
             found += places(value) if isinstance(value, list) else [value]
