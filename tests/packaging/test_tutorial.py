@@ -72,7 +72,7 @@ def surroundings(tmp_path: Path, wheel: Path) -> dict[str, str]:
 
 
 def run(text: str, directory: Path, environment: dict[str, str]) -> tuple[int, str]:
-    """Run a script in a session of its own, of which nothing is left; return its status and what it printed."""
+    """Run a script in a session of its own, which is ended in time; return its status and what it printed."""
     output = directory / "output"
     with output.open("w") as file:
         shell = subprocess.Popen(
@@ -84,10 +84,12 @@ def run(text: str, directory: Path, environment: dict[str, str]) -> tuple[int, s
             start_new_session=True,
         )
         try:
-            status = shell.wait(WITHIN_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                shell.wait(WITHIN_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
+            status = shell.wait()
     return status, output.read_text()
 
 
