@@ -88,7 +88,7 @@ def test_an_example_runs_as_it_stands(block: Block) -> None:
             await test(redlease_client=client)
 
     if compiled.co_flags & inspect.CO_COROUTINE:
-        asyncio.run(asyncio.wait_for(run_in_client(), 10))
+        asyncio.run(asyncio.wait_for(run_in_client(), 30))
     for test in tests:
         asyncio.run(run_test(test))
 
