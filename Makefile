@@ -94,9 +94,9 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make te
 	exit $$status
 
 test-lowest: $(VENV)/.test $(VENV)/.lowest  ## Test the lowest versions of redis-py, hiredis, pydantic and temporalio that are allowed.
-	@status=0; export PYTHONPATH=$(CURDIR)/$(VENV)/lowest; \
-	$(PYTEST) --numprocesses $(JOBS) --tier quick $(LOWEST_TESTS) || status=$$?; \
-	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) $(LOWEST_TEMPORAL_TESTS) || status=$$?; \
+	@status=0; \
+	PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesses $(JOBS) --tier quick $(LOWEST_TESTS) || status=$$?; \
+	PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesses $(TEMPORAL_JOBS) $(LOWEST_TEMPORAL_TESTS) || status=$$?; \
 	exit $$status
 
 test-all: COVERED = REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --dist worksteal
