@@ -44,7 +44,7 @@ def collected(process: subprocess.Popen[str]) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_each_test_is_run_once() -> None:
-    """By `make test` or by `make test-rest`, which besides repeats some on another server and on the lowest versions."""
+    """By `make test` or by `make test-rest`, which repeats some on another server and on the lowest versions."""
     first, rest = runs_of("test"), runs_of("test-rest")
     again = [words for settings, words in rest if "REDLEASE_TEMPORAL" in settings or "PYTHONPATH" in settings]
     once = [words for _, words in first + rest if words not in again]
