@@ -25,10 +25,12 @@ NEWEST_TEMPORAL := 1.32.0
 ON_NEWEST_TEMPORAL := $(patsubst %,tests/temporal/test_%.py,server backends waiting holding endings losses slots outside \
     coordinator rwlocks admission admission_slots sequences)
 
-OLDEST_SDK = $(shell sed -n 's/^temporal = .*"\(temporalio\)>=\([0-9.]*\),.*/\1==\2/p' pyproject.toml)
-OLDEST_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
+# What runs on the lowest versions that pyproject.toml allows: what touches redis-py, pydantic and Temporal's SDK most.
+LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_redis_clients.py core/transport/test_addresses.py \
+    conformance/test_acquire.py conformance/test_permits.py)
+LOWEST_TEMPORAL_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove forget-coverage lint format clean
+.PHONY: help demo example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove docs test-lowest forget-coverage lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -67,6 +69,9 @@ bench-cluster: $(VENV)/.bench  ## Show what a pair costs each master of a cluste
 bench-profile: $(VENV)/.bench  ## Show where the CPU time of a lock taken and given back goes.
 	@$(BIN)/python benchmarks/breakdown.py
 
+docs: $(VENV)/.docs  ## Build the site in build/site; a page that is not in its navigation, or a dead link, is an error.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 PYTEST = REDLEASE_TEST_WHEEL=1 $(BIN)/pytest --dist worksteal
 # `test-all` measures coverage. Tracing more than doubles the processor time of a test, so only one run of the core's tests
 # and one of the adapter's is traced: the quick tier, and what runs on the newer Temporal server.
@@ -76,7 +81,7 @@ test: $(VENV)/.test  ## Test the wheel on what pip brings, in minutes; ARGS="tes
 	@$(COVERED) --numprocesses $(JOBS) --tier quick $(ARGS)
 
 # The core's tests of durations do not run beside a thousand workflows, so each part is a run of its own.
-test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.oldest  ## Test what `make test` leaves out: every engine, every server, what is slow.
+test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make test` leaves out: every engine, every server, what is slow.
 	@echo "Looking for the Temporal servers, which are got once a machine and may take minutes ..." >&2
 	@{ $(BIN)/python tests/support/temporal_cli.py && $(BIN)/python tests/support/temporal_built.py && \
 	    $(BIN)/python tests/support/time_skipping.py; } >/dev/null || \
@@ -85,7 +90,13 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.oldest  ## Test what `make te
 	$(PYTEST) --numprocesses $(JOBS) --tier rest --ignore=tests/temporal || status=$$?; \
 	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) --tier rest tests/temporal || status=$$?; \
 	REDLEASE_TEMPORAL=$(NEWEST_TEMPORAL) $(COVERED) --numprocesses $(TEMPORAL_JOBS) -m "not slow" $(ON_NEWEST_TEMPORAL) || status=$$?; \
-	PYTHONPATH=$(CURDIR)/$(VENV)/oldest $(PYTEST) --numprocesses $(TEMPORAL_JOBS) $(OLDEST_TESTS) || status=$$?; \
+	$(MAKE) --no-print-directory test-lowest || status=$$?; \
+	exit $$status
+
+test-lowest: $(VENV)/.test $(VENV)/.lowest  ## Test the lowest versions of redis-py, hiredis, pydantic and temporalio that are allowed.
+	@status=0; \
+	PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesses $(JOBS) --tier quick $(LOWEST_TESTS) || status=$$?; \
+	PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesses $(TEMPORAL_JOBS) $(LOWEST_TEMPORAL_TESTS) || status=$$?; \
 	exit $$status
 
 test-all: COVERED = REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --dist worksteal
@@ -108,7 +119,7 @@ prove: $(VENV)/.test  ## 10,000 histories judged by Porcupine, and the specifica
 forget-coverage:
 	@rm -f .coverage .coverage.*
 
-lint: $(VENV)/.test  ## Check style and types.
+lint: $(VENV)/.test $(VENV)/.docs  ## Check style and types.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -161,10 +172,16 @@ $(VENV)/.test: $(VENV)/.wheel
 	@$(PIP) install "$(WHEEL)[bench,cli,embedded,otel,sql,temporal,testing,dev]"
 	@touch $@
 
-# The oldest SDK stands in a directory of its own, which is searched before the environment.
-$(VENV)/.oldest: $(VENV)/.created pyproject.toml
-	@echo "Installing $(OLDEST_SDK) ..." >&2
-	@$(PIP) install --upgrade --target $(VENV)/oldest "$(OLDEST_SDK)"
+$(VENV)/.docs: $(VENV)/.wheel
+	@echo "Installing what the site needs ..." >&2
+	@$(PIP) install "$(WHEEL)[docs]"
+	@touch $@
+
+# The lowest versions stand in a directory of their own, which is searched before the environment.
+$(VENV)/.lowest: $(VENV)/.created pyproject.toml
+	@echo "Installing the lowest versions ..." >&2
+	@rm -rf $(VENV)/lowest
+	@$(PIP) install --target $(VENV)/lowest $$($(BIN)/python tests/support/lowest.py)
 	@touch $@
 
 # Only the server is wanted, so the package's metadata goes, and with it the dependencies that pip would miss.

@@ -48,7 +48,7 @@ TIMELINE = Path("redlease-demo.html")
 @app.command()
 def demo(
     url: Annotated[str | None, typer.Option(help="A server to run on, instead of an embedded one.")] = None,
-    timeline: Annotated[Path, typer.Option(help="Where to write the timeline, an HTML page.")] = TIMELINE,
+    timeline: Annotated[Path, typer.Option(help="Where to write the timeline, an HTML page; or an .svg.")] = TIMELINE,
     rounds: Annotated[int, typer.Option(min=6, help="How many times each process takes the semaphore.")] = 15,
     prefix: Prefix = "redlease",
     as_json: AsJson = False,

@@ -52,7 +52,7 @@ class GivenServers:
     """The cluster nodes of a redis-py client."""
 
     def __init__(self, client: RedisCluster) -> None:
-        self.seeds = [Address(node.host, int(node.port)) for node in client.startup_nodes]
+        self.seeds = [Address(node.host, int(node.port)) for node in client.nodes_manager.startup_nodes.values()]
         others = {"host", "port", "redis_connect_func", "response_callbacks"}
         self._settings = {name: value for name, value in client.connection_kwargs.items() if name not in others}
         self._remap = client.nodes_manager.remap_host_port

@@ -11,7 +11,7 @@ import pytest
 from redlease import Redlease
 
 from billing import Billing
-from pages import Project
+from how_to import Project
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 from nbformat import v4
 
 from helpers import eventually
-from pages import blocks
+from how_to import blocks
 
 if TYPE_CHECKING:
     from redlease import Redlease

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pages import PAGES
+from how_to import PAGES
 
 
 def test_every_page_is_run() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pages import Project
+from how_to import Project
 
 if TYPE_CHECKING:
     from pathlib import Path

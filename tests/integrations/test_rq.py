@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from redlease import Redlease
 
     from billing import Billing
-    from pages import Project
+    from how_to import Project
     from servers import Server
 
 WORKER = ("-m", "rq.cli", "worker")

@@ -12,13 +12,13 @@ import pytest
 from redlease import Redlease
 
 from helpers import cancel, eventually
-from pages import blocks
+from how_to import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from pages import Project
+    from how_to import Project
     from servers import Server
 
 REPORTS = """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from redlease import Redlease
 
     from billing import Billing
-    from pages import Project
+    from how_to import Project
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
 
 import pytest
 from rich.console import Console
@@ -95,8 +96,8 @@ def test_the_timeline_needs_nothing_from_elsewhere(demo: tuple[dict[str, Any], s
 
 @pytest.mark.slow
 def test_the_demo_prints_plain_lines_where_no_terminal_is(tmp_path: Path, url: str) -> None:
-    """In CI there is no terminal: lines of progress and the summary, on a server that is given by its URL."""
-    timeline = tmp_path / "run.html"
+    """In CI there is no terminal: lines of progress and the summary, on a server that is given; and a picture."""
+    timeline = tmp_path / "run.svg"
     done = run("demo", "--url", url, "--rounds", "6", "--timeline", str(timeline))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\x1b[" not in done.stdout
@@ -104,7 +105,7 @@ def test_the_demo_prints_plain_lines_where_no_terminal_is(tmp_path: Path, url: s
     assert len(re.findall(r"kill -9 \d+: consumer \d, while it (held|waited)", done.stdout)) == 2
     assert "✓  at most 3 inside at any moment" in done.stdout
     assert "✗" not in done.stdout
-    assert timeline.exists()
+    assert ET.parse(timeline).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
 @pytest.mark.slow

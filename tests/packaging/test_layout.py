@@ -338,7 +338,7 @@ def test_what_is_public_is_documented(package: ModuleType, name: str) -> None:
     """Every public name has a docstring, and so has every public method of a public class."""
     thing = getattr(package, name)
     if thing in ALIASES:
-        return  # which have no docstring of their own; the README's parameters tell of them
+        return  # which have no docstring of their own; docs/reference tells of them
     assert inspect.isroutine(thing) or inspect.isclass(thing)
     assert inspect.getdoc(thing)
     methods = {key: value for key, value in vars(thing).items() if not key.startswith("_") and callable(value)}

@@ -18,7 +18,7 @@ from redlease.cli.plain import plain
 from .evidence import Evidence
 from .run import Demo, Notice
 from .screen import Screen, line_of, progress, summary
-from .timeline import draw
+from .timeline import draw, picture
 from .verdict import judge
 
 
@@ -28,7 +28,8 @@ def run_demo(url: str | None, *, rounds: int, prefix: str, timeline: Path, as_js
     console = Console(highlight=False, soft_wrap=True)
     evidence = asyncio.run(_shown(console, url, rounds, prefix, quiet=as_json))
     verdict = judge(evidence)
-    timeline.write_text(draw(evidence, verdict), encoding="utf-8")
+    drawn = picture(evidence) if timeline.suffix == ".svg" else draw(evidence, verdict)
+    timeline.write_text(drawn, encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(verdict.as_dict() | {"timeline": str(timeline)}, indent=2))
     else:

@@ -1,4 +1,4 @@
-"""Draws a run as one self-contained HTML page."""
+"""Draws a run as one self-contained HTML page, or as a picture."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class Drawing:
         """Returns the colour of a consumer."""
         return COLOURS[self.consumers.index(consumer) % len(COLOURS)]
 
-    def svg(self) -> str:
-        """Returns the whole drawing."""
+    def svg(self, attributes: str = "", within: str = "") -> str:
+        """Returns the whole drawing, with more attributes, and more elements at its head."""
         parts = [*self._axis(), *self._inside(), *self._kill_lines(), *self._rows(), *self._kills()]
         height = self.floor + 46
         return (
-            f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Timeline of the run">'
-            f"{HATCHING}{''.join(parts)}</svg>"
+            f'<svg {attributes}viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Timeline of the run">'
+            f"{within}{HATCHING}{''.join(parts)}</svg>"
         )
 
     def _axis(self) -> Iterator[str]:
@@ -183,37 +183,28 @@ def draw(evidence: Evidence, verdict: Verdict) -> str:
         seconds=f"{verdict.seconds:.1f}",
         tiles=tiles,
         drawing=Drawing(evidence).svg(),
+        colours=PALETTE,
+        style=STYLE,
     )
 
 
-PAGE = Template("""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>redlease demo: $title</title>
-<style>
-:root { --ground: #fff; --ink: #1d2733; --soft: #5d6b7a; --line: #e4e8ec;
+def picture(evidence: Evidence) -> str:
+    """Returns the drawing alone, as an SVG file that is light or dark as its reader has it."""
+    font = 'text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif }'
+    return Drawing(evidence).svg(
+        'xmlns="http://www.w3.org/2000/svg" ',
+        f'<style>{PALETTE}\n{font}\n{STYLE}</style><rect width="100%" height="100%" fill="var(--ground)"/>',
+    )
+
+
+PALETTE = """:root { --ground: #fff; --ink: #1d2733; --soft: #5d6b7a; --line: #e4e8ec;
   --red: #c8102e; --living: #8fa3b5; --good: #1a7f45 }
 @media (prefers-color-scheme: dark) {
   :root { --ground: #14191f; --ink: #e6ebf0; --soft: #98a6b3; --line: #29323b;
     --red: #ff6b7d; --living: #56697a; --good: #5fca8c }
-}
-body, svg { font-family: system-ui, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif }
-body { margin: 28px auto; max-width: 1240px; padding: 0 20px; background: var(--ground); color: var(--ink);
-  font-size: 15px; line-height: 1.45 }
-h1 { font-size: 24px; margin: 0 0 4px; font-weight: 650 }
-p { margin: 0; color: var(--soft) }
-ul { list-style: none; display: flex; flex-wrap: wrap; gap: 12px; padding: 0; margin: 20px 0 8px }
-.tiles li { border: 1px solid var(--line); border-left: 4px solid var(--good); border-radius: 6px;
-  padding: 8px 16px 8px 12px }
-.tiles li.broken { border-left-color: var(--red) }
-.tiles b { display: block; font-size: 19px; font-weight: 650 }
-.tiles span, .legend { color: var(--soft); font-size: 13px }
-.broken, .broken b { color: var(--red) }
-svg { display: block; width: 100%; height: auto; font-size: 12px }
-.legend { gap: 24px; margin: 4px 0 20px 112px }
-.legend svg { display: inline; width: 26px; height: 14px; vertical-align: -2px; margin-right: 7px }
-text { fill: var(--ink) }
+}"""
+
+STYLE = """text { fill: var(--ink) }
 .tick { fill: var(--soft) }
 .grid { stroke: var(--line) }
 .heading { font-weight: 600 }
@@ -230,7 +221,31 @@ text { fill: var(--ink) }
 .kill { stroke: var(--red); stroke-width: 1.2; stroke-dasharray: 3 3 }
 .kill-name { fill: var(--red); font-weight: 600 }
 .kill-spot { fill: var(--ground); stroke: var(--red); stroke-width: 2 }
-.kill-cross { fill: none; stroke: var(--red); stroke-width: 2.6 }
+.kill-cross { fill: none; stroke: var(--red); stroke-width: 2.6 }"""
+
+PAGE = Template("""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>redlease demo: $title</title>
+<style>
+$colours
+body, svg { font-family: system-ui, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif }
+body { margin: 28px auto; max-width: 1240px; padding: 0 20px; background: var(--ground); color: var(--ink);
+  font-size: 15px; line-height: 1.45 }
+h1 { font-size: 24px; margin: 0 0 4px; font-weight: 650 }
+p { margin: 0; color: var(--soft) }
+ul { list-style: none; display: flex; flex-wrap: wrap; gap: 12px; padding: 0; margin: 20px 0 8px }
+.tiles li { border: 1px solid var(--line); border-left: 4px solid var(--good); border-radius: 6px;
+  padding: 8px 16px 8px 12px }
+.tiles li.broken { border-left-color: var(--red) }
+.tiles b { display: block; font-size: 19px; font-weight: 650 }
+.tiles span, .legend { color: var(--soft); font-size: 13px }
+.broken, .broken b { color: var(--red) }
+svg { display: block; width: 100%; height: auto; font-size: 12px }
+.legend { gap: 24px; margin: 4px 0 20px 112px }
+.legend svg { display: inline; width: 26px; height: 14px; vertical-align: -2px; margin-right: 7px }
+$style
 </style>
 <h1>$title</h1>
 <p>$outcome Resource $resource, $seconds seconds.</p>

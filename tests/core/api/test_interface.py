@@ -131,7 +131,7 @@ def test_pydantic_reads_permits() -> None:
     said |= {"lease_ms": 1000, "granted_at_ms": 0, "expires_at_ms": 1000}
     permit = TypeAdapter(Permit).validate_python(said)
     assert permit == Permit("r", "t", 7, 1, 1, 1000, 0, 1000, "", {})
-    model = create_model("Model", permit=Permit)
+    model = create_model("Model", permit=(Permit, ...))
     assert model.model_validate_json(model(permit=permit).model_dump_json()) == model(permit=permit)
     with pytest.raises(ValidationError, match="fence"):
         TypeAdapter(Permit).validate_python(said | {"fence": "x"})

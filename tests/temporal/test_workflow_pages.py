@@ -1,4 +1,4 @@
-"""What the README says of Temporal runs as it stands, on the tests' servers."""
+"""What docs/guide/workflows.md shows runs as it stands, on the tests' servers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ import inspect
 import os
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import redlease_temporal.worker
 
 from children import running
+from pages import DOCS, python_blocks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from temporal_server import TemporalServer
 
-ROOT = Path(__file__).parent.parent.parent
-README = (ROOT / "README.md").read_text()
-SECTION = README.split("\n## In Temporal workflows\n")[1].split("\n## ")[0]
-DOCS = (ROOT / "docs" / "temporal.md").read_text()
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
+SETTINGS = (DOCS / "temporal.md").read_text()
 
 # A program that ends right after it used the SDK is ended as in tests/support/temporal_worker.py.
 RUN = "import os, runpy, sys; runpy.run_path('main.py', run_name='__main__'); sys.stdout.flush(); os._exit(0)"
@@ -31,7 +29,7 @@ async def test_the_files_run_as_they_stand(
     tmp_path: Path, temporal_server: TemporalServer, redis_url: str, prefix: str
 ) -> None:
     """Only the addresses, and names that other tests could use as well, are others."""
-    flows, main = EXAMPLES
+    flows, main = (block.text for block in python_blocks("docs/guide/workflows.md"))
     (tmp_path / "train.py").write_text(flows)
     for stated, own in {
         "localhost:7233": temporal_server.address,
@@ -55,7 +53,7 @@ async def test_the_files_run_as_they_stand(
 
 def test_every_setting_of_the_plugin_is_in_the_docs() -> None:
     """The table of settings names them all, with their defaults where these are durations."""
-    section = DOCS.split("\n## The plugin's settings\n")[1].split("\n## ")[0]
+    section = SETTINGS.split("\n## The plugin's settings\n")[1].split("\n## ")[0]
     stated = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
     parameters = inspect.signature(redlease_temporal.worker.RedleasePlugin).parameters
     assert stated == {name for name in parameters if name != "redis_options"}
