@@ -159,10 +159,10 @@ async def test_an_error_that_nobody_thought_of_ends_nothing(
     failing = True
     look = Overview.look
 
-    async def sometimes(self: Overview) -> Any:
+    async def sometimes(self: Overview, *shown: Any) -> Any:
         if failing:
             raise ZeroDivisionError("a mistake in the code")
-        return await look(self)
+        return await look(self, *shown)
 
     monkeypatch.setattr(Overview, "look", sometimes)
     with caplog.at_level(logging.ERROR, "redlease"), gatherer.viewer(None) as viewer:
