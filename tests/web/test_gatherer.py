@@ -14,7 +14,7 @@ import redis.asyncio
 from redlease import Redlease
 from redlease.primitives.overview import Overview
 from redlease.web import gatherer as gathering
-from redlease.web.gatherer import LISTED_MOST, Gatherer, Viewer
+from redlease.web.gatherer import Gatherer, Viewer
 
 from helpers import eventually
 
@@ -107,18 +107,17 @@ async def test_nothing_is_asked_while_nobody_looks(client: Redlease, gatherer: G
         assert read(third.news()).keys() == {"status"}
 
 
-async def test_only_what_a_browser_shows_is_sent_in_full(client: Redlease, gatherer: Gatherer) -> None:
+async def test_only_what_a_browser_shows_is_sent_in_full(
+    client: Redlease, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of all others there are totals, and of very many resources the first by longest wait."""
-    for number in range(LISTED_MOST + 5):
+    monkeypatch.setattr(gathering, "LISTED_MOST", 20)
+    for number in range(25):
         await client.lock(f"lock-{number}").try_acquire(owner="nobody-else", metadata={"k": "v"})
     with gatherer.viewer("lock-7") as viewer:
         newest = await sent(viewer, lambda newest: newest.keys() >= {"detail", "overview", "history"})
     overview = newest["overview"]
-    assert (overview["resources"], overview["held"], len(overview["listed"])) == (
-        LISTED_MOST + 5,
-        LISTED_MOST + 5,
-        LISTED_MOST,
-    )
+    assert (overview["resources"], overview["held"], len(overview["listed"])) == (25, 25, 20)
     assert "nobody-else" not in json.dumps(overview)
     (holder,) = newest["detail"]["snapshot"]["holders"]
     assert (holder["resource"], holder["owner"], holder["metadata"]) == ("lock-7", "nobody-else", {"k": "v"})
@@ -159,10 +158,10 @@ async def test_an_error_that_nobody_thought_of_ends_nothing(
     failing = True
     look = Overview.look
 
-    async def sometimes(self: Overview) -> Any:
+    async def sometimes(self: Overview, *shown: Any) -> Any:
         if failing:
             raise ZeroDivisionError("a mistake in the code")
-        return await look(self)
+        return await look(self, *shown)
 
     monkeypatch.setattr(Overview, "look", sometimes)
     with caplog.at_level(logging.ERROR, "redlease"), gatherer.viewer(None) as viewer:
