@@ -72,9 +72,9 @@ async def test_one_task_at_a_time_though_a_worker_is_killed(
 
 async def let_visibility_end(project: Project) -> None:
     """Have the broker take what is not acknowledged for older than it is: a short timeout would repeat live tasks."""
-    async with redis.asyncio.Redis.from_url(project.url) as raw:
+    async with redis.asyncio.Redis.from_url(project.url, decode_responses=True) as raw:
         (tag,) = await raw.zrange("unacked_index", 0, -1)
-        await raw.execute_command("ZADD", "unacked_index", 0, tag)
+        await raw.zadd("unacked_index", {str(tag): 0})
 
 
 async def result_of(sent: Any, project: Project) -> Any:
