@@ -76,6 +76,8 @@ PYTEST = REDLEASE_TEST_WHEEL=1 $(BIN)/pytest --dist worksteal
 # `test-all` measures coverage. Tracing more than doubles the processor time of a test, so only one run of the core's tests
 # and one of the adapter's is traced: the quick tier, and what runs on the newer Temporal server.
 COVERED = $(PYTEST)
+ON_LOWEST = PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesses $(JOBS) --tier quick $(LOWEST_TESTS)
+ON_LOWEST_TEMPORAL = PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesses $(TEMPORAL_JOBS) $(LOWEST_TEMPORAL_TESTS)
 
 test: $(VENV)/.test  ## Test the wheel on what pip brings, in minutes; ARGS="tests/core/protocol/test_wire.py -k grant" chooses.
 	@$(COVERED) --numprocesses $(JOBS) --tier quick $(ARGS)
@@ -90,13 +92,14 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make te
 	$(PYTEST) --numprocesses $(JOBS) --tier rest --ignore=tests/temporal || status=$$?; \
 	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) --tier rest tests/temporal || status=$$?; \
 	REDLEASE_TEMPORAL=$(NEWEST_TEMPORAL) $(COVERED) --numprocesses $(TEMPORAL_JOBS) -m "not slow" $(ON_NEWEST_TEMPORAL) || status=$$?; \
-	$(MAKE) --no-print-directory test-lowest || status=$$?; \
+	$(ON_LOWEST) || status=$$?; \
+	$(ON_LOWEST_TEMPORAL) || status=$$?; \
 	exit $$status
 
 test-lowest: $(VENV)/.test $(VENV)/.lowest  ## Test the lowest versions of redis-py, hiredis, pydantic and temporalio that are allowed.
 	@status=0; \
-	PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesses $(JOBS) --tier quick $(LOWEST_TESTS) || status=$$?; \
-	PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesses $(TEMPORAL_JOBS) $(LOWEST_TEMPORAL_TESTS) || status=$$?; \
+	$(ON_LOWEST) || status=$$?; \
+	$(ON_LOWEST_TEMPORAL) || status=$$?; \
 	exit $$status
 
 test-all: COVERED = REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --dist worksteal
