@@ -153,15 +153,10 @@ class PendingAcquire:
             self._again(0)
 
     def _handed_over(self, granted: Granted) -> None:
-        """Takes a grant from a message: its lease is the rest of the lease of the place that queued it.
-
-        It ends no later than the message says: if the message is late, the place may have been extended since.
-        """
+        """Takes a grant from a message: its lease is the rest of the lease of the place that queued it."""
         now_ms, place = clock.now_ms(), self.place
-        deadline_ms = place.deadline_ms if place is not None and place.name == self._asked_from else None
-        if deadline_ms is not None:
-            told_ms = granted.expires_at_ms - self._server_ahead_ms - clock.SERVER_TICK_MS
-            deadline_ms = min(deadline_ms, told_ms)
+        told_ms = granted.expires_at_ms - self._server_ahead_ms - clock.SERVER_TICK_MS  # its place may last longer now
+        deadline_ms = min(place.deadline_ms, told_ms) if place is not None and place.name == self._asked_from else None
         if (
             self._claim
             or deadline_ms is None

@@ -72,7 +72,7 @@ class FakeEngine:
         """Run a script."""
         with mock.patch.object(time, "time", return_value=now_us / 1_000_000):
             exists = self.client.exists(KEYS[0])
-            reply: list[Any] = self.client.eval(self._scripts[name].text, 4, *KEYS, 0, *args)
+            reply: list[Any] = self.client.eval(self._scripts[name].text, len(KEYS), *KEYS, 0, *args)
         return bool(exists), reply
 
     def stored(self, now_us: int) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class RealEngine:
         """Run a script."""
         time_args = divmod(now_us, 1_000_000)
         with self._client.pipeline(transaction=False) as pipeline:
-            pipeline.evalsha(self._shas[name], 4, *KEYS, 0, *args, *time_args)
+            pipeline.evalsha(self._shas[name], len(KEYS), *KEYS, 0, *args, *time_args)
             pipeline.get(f"{KEYS[0]}:existed")
             reply, exists = pipeline.execute()
         return exists == b"1", reply
