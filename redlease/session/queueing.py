@@ -153,19 +153,19 @@ class PendingAcquire:
             self._again(0)
 
     def _handed_over(self, granted: Granted) -> None:
-        """Takes a grant from a message: its lease is the rest of the lease of the place that queued it."""
+        """Takes a grant from a message for the rest of the place's lease, or as the message says: it may be late."""
         now_ms, place = clock.now_ms(), self.place
-        told_ms = granted.expires_at_ms - self._server_ahead_ms - clock.SERVER_TICK_MS  # its place may last longer now
-        deadline_ms = min(place.deadline_ms, told_ms) if place is not None and place.name == self._asked_from else None
+        deadline_ms = place.deadline_ms if place is not None and place.name == self._asked_from else None
+        told_ms = granted.expires_at_ms - self._server_ahead_ms - clock.SERVER_TICK_MS
         if (
             self._claim
             or deadline_ms is None
-            or now_ms >= deadline_ms
+            or now_ms >= min(deadline_ms, told_ms)
             or granted.fence > (now_ms + self._server_ahead_ms + FENCE_AHEAD_MS) * 1000
         ):
             self._again(0)
         else:
-            self.deadline_ms, self.is_handed_over = deadline_ms, True
+            self.deadline_ms, self.is_handed_over = min(deadline_ms, told_ms), True
             self.future.set_result(granted)
 
     def _again(self, wait_ms: float) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import atexit
 import contextlib
 import os
-import selectors
 import socket
 import threading
 from collections import deque
@@ -25,12 +24,10 @@ from redlease.errors import RedleaseError
 from redlease.transport.base import CLOSED
 
 T = TypeVar("T")
-Work = Callable[[], Coroutine[Any, Any, T] | asyncio.Future[T]]
 Undo = Callable[[T], Coroutine[Any, Any, object]]
 
 # How long an interrupted thread waits at most until its call has ended, and a thread that ends the loop until it has.
 INTERRUPTED_S, STOP_S = 1.0, 5.0
-TURNS_WITHOUT_LOOK = 4  # of the loop; a call needs one to start and one to end
 WAKE = b"."
 
 
@@ -42,14 +39,14 @@ class Call(Generic[T]):
     Args:
         background: Where it runs.
         client: The client that it is a call of, which ends it when it is closed.
-        work: Makes the coroutine, or sends something and returns the future of the answer, which costs no task.
+        work: Makes the coroutine.
         undo: Gives the result back if the thread was interrupted and did not get it.
         must_finish: An interruption does not cancel it, as it releases something.
     """
 
     value: T
     error: BaseException | None = None
-    _task: asyncio.Future[Any] | None = None
+    _task: asyncio.Task[None] | None = None
     _ending: asyncio.Task[None] | None = None
     _is_over = False
 
@@ -57,7 +54,7 @@ class Call(Generic[T]):
         self,
         background: Background,
         client: object,
-        work: Work[T],
+        work: Callable[[], Coroutine[Any, Any, T]],
         undo: Undo[T] | None,
         must_finish: bool,
     ) -> None:
@@ -76,37 +73,15 @@ class Call(Generic[T]):
             self.fail()
         elif self._task is None and not self._is_over:
             self._background.calls.add(self)
-            try:
-                begun = self._work()
-            except Exception as error:  # noqa: BLE001  as in `_run`
-                self.error = error
-                self._finish()
-            else:
-                self._await(begun)
+            self._task = asyncio.create_task(self._run())
 
-    def _await(self, begun: Coroutine[Any, Any, T] | asyncio.Future[T]) -> None:
-        if isinstance(begun, asyncio.Future):
-            self._task = begun
-            begun.add_done_callback(self._answered)
-        else:  # not `create_task`, which makes up a name for each
-            self._task = asyncio.Task(self._run(begun), name="redlease call")
-
-    async def _run(self, steps: Coroutine[Any, Any, T]) -> None:
+    async def _run(self) -> None:
         try:
-            self.value = await steps
+            self.value = await self._work()
         except asyncio.CancelledError:
             self.error = RedleaseError(CLOSED)  # or interrupted: then nobody looks at it
         except BaseException as error:  # noqa: BLE001  it is raised in the thread
             self.error = error
-        self._finish()
-
-    def _answered(self, answer: asyncio.Future[T]) -> None:
-        if answer.cancelled():
-            self.error = RedleaseError(CLOSED)
-        elif (error := answer.exception()) is not None:
-            self.error = error
-        else:
-            self.value = answer.result()
         self._finish()
 
     def fail(self) -> None:
@@ -146,23 +121,6 @@ class Call(Generic[T]):
         self.ended.release()
 
 
-class Selector(selectors.DefaultSelector):
-    """Looks at the sockets when the loop has nothing else to do, or has not looked for some turns.
-
-    A look is a system call, during which other threads take the interpreter; the thread that waits for the result of
-    its call would wait for them too.
-    """
-
-    _turns = 0  # since the last look
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is not None and timeout <= 0 and self._turns < TURNS_WITHOUT_LOOK:
-            self._turns += 1
-            return []
-        self._turns = 0
-        return super().select(timeout)
-
-
 class Background:
     """An event loop in a daemon thread, from the first use of a client until the last one is closed.
 
@@ -184,7 +142,7 @@ class Background:
         self._posted: deque[Callable[[], None]] = deque()
         self._context = Context()  # of no caller: what runs on for the client would keep it alive
         self._stopping = asyncio.Event()
-        self._runner = asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Selector()))
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
         # Not `call_soon_threadsafe`, which is Python and can be interrupted before it has done anything.
         self._ear, self._mouth = socket.socketpair()
@@ -203,7 +161,7 @@ class Background:
     def run(
         self,
         client: object,
-        work: Work[T],
+        work: Callable[[], Coroutine[Any, Any, T]],
         *,
         undo: Undo[T] | None = None,
         must_finish: bool = False,
@@ -269,11 +227,11 @@ class Background:
     # On the loop
 
     def _take(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._ear.recv(4096)
         self._is_woken = False
         for _ in range(len(self._posted)):
             self._posted.popleft()()
-        # Last, since other threads run meanwhile; and no more bytes, since the next may tell of what was posted then.
-        self._ear.recv(len(WAKE))
 
     def end_calls(self, client: object) -> None:
         """Ends what threads still wait for of a client that is closed."""

@@ -7,16 +7,15 @@ import contextlib
 import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 from weakref import WeakSet
 
 import redlease
-from redlease import clock, limits
+from redlease import limits
 from redlease.errors import LeaseLost, RedleaseError
 from redlease.hold import lease_lost, lease_of
 from redlease.limits import Duration
 from redlease.models import Permit
-from redlease.session.leases import Released
 
 from .bound import Losable, ProcessClient, entered_here
 
@@ -124,7 +123,7 @@ class Hold:
 
     def release(self) -> bool:
         """Releases the permit; returns True if it was held until now. Idempotent, as `redlease.Hold.release`."""
-        return not self._is_over() and self._released()
+        return not self._is_over() and self._released(self._twin.release) is True
 
     def downgrade(self) -> None:
         """Makes a writer of an `rwlock` a reader; as `redlease.Hold.downgrade`, with its errors."""
@@ -158,8 +157,8 @@ class Hold:
     ) -> None:
         try:
             if not self._is_over():
-                # Never wait for the network with an error like KeyboardInterrupt.
-                self._released(waits=error is None or isinstance(error, Exception))
+                # With an error like KeyboardInterrupt the twin does not wait for the network.
+                self._released(lambda: self._twin.__aexit__(kind, error, traceback))
         finally:
             if self._blocks is not None:
                 self._blocks.discard(self)
@@ -211,26 +210,18 @@ class Hold:
         lease = lease_of(self._twin)
         return self._background.ended or lease.ended or lease.lost
 
-    def _released(self, *, waits: bool = True) -> bool:
-        """Has the loop release it; returns True if it was held until now. It is lost if the client closes meanwhile."""
+    def _released(self, how: Callable[[], Any]) -> bool | None:
+        """Has the loop release it; it is lost if the client is closed at the same time."""
         if self._background.is_own_thread:  # by the end of a generator that is collected there
             self._drop()
-            return False
+            return None
         try:
-            if waits:
-                return self._twin._released(self._background.run(self._client, self._give_back, must_finish=True))
-            self._background.run(self._client, self._give_up, must_finish=True)
+            released: bool | None = self._background.run(self._client, how, must_finish=True)
         except RedleaseError:
             if not self._is_over():
                 raise
-        return False
-
-    def _give_back(self) -> asyncio.Future[Released]:
-        """Sends the release; for the loop's thread."""
-        lease, now_ms = lease_of(self._twin), clock.now_ms()
-        if lease.ended or not lease.check_deadline(now_ms):
-            raise self._loss()
-        return lease.give_back(now_ms)
+            released = False
+        return released
 
     def _loss(self) -> LeaseLost:
         if self._background.orphaned:

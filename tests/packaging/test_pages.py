@@ -23,8 +23,10 @@ from redlease.testing import fake_client
 from fragments import GIVEN
 from pages import DOCS, PAGES, ROOT, Block, blocks, make_targets, python_blocks
 
-# Whole programs and files for Temporal, with the tests that run them.
+FRAMEWORKS = ("celery", "django", "fastapi", "jupyter", "pytest", "rq", "scheduled-jobs", "sqlalchemy")
+# Whole programs and files, with the tests that run them.
 RUN_ELSEWHERE = {
+    **{f"docs/how-to/{name}.md": f"integrations/test_{name.replace('-', '_')}.py" for name in FRAMEWORKS},
     "docs/guide/workflows.md": "temporal/test_workflow_pages.py",
     "docs/how-to/batch-collector.md": "temporal/test_how_to.py",
     "docs/how-to/circuit-breaker.md": "temporal/test_how_to.py",

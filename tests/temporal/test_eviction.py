@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,8 +61,13 @@ async def in_a_plain_block(hold: Hold) -> None:
 
 
 @pytest.mark.parametrize("body", [in_a_hold, in_a_request, in_a_plain_block])
-async def test_it_ends_without_a_word(body: Callable[[Hold], Coroutine[None, None, None]]) -> None:
+async def test_it_ends_without_a_word(
+    body: Callable[[Hold], Coroutine[None, None, None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The block that it waits in asks for no event loop, gives nothing back and raises nothing."""
-    coroutine = body(Hold(Run("q", 1.0), PERMIT, give_back, give_back, "cancel"))
+    with monkeypatch.context() as in_a_run:
+        in_a_run.setattr("temporalio.workflow.now", lambda: datetime.now(UTC))
+        hold = Hold(Run("q", 1.0), PERMIT, give_back, give_back, "cancel")
+    coroutine = body(hold)
     coroutine.send(None)
     await asyncio.to_thread(coroutine.close)

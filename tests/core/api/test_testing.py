@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import fakeredis
+import pytest
 
 from redlease import Redlease
 from redlease.testing import fake_client
@@ -104,17 +105,20 @@ def is_installed() -> bool:
     return any(point.value == "redlease.testing.plugin" for point in entry_points(group="pytest11"))
 
 
+@pytest.mark.slow
 def test_the_fixture_serves_a_plain_event_loop(tmp_path: Path) -> None:
     """No asyncio plugin is needed."""
     assert "1 passed" in run_pytest(tmp_path, PLAIN, "-p", "no:asyncio")
 
 
+@pytest.mark.slow
 def test_the_fixture_serves_with_pytest_asyncio(tmp_path: Path) -> None:
     """Holds, waiters and tasks that a test leaves behind end with its loop, and the next test has a new server."""
     settings = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
     assert "3 passed" in run_pytest(tmp_path, ASYNCIO, *settings)
 
 
+@pytest.mark.slow
 def test_the_fixture_serves_a_loop_that_runs_more_than_once(tmp_path: Path) -> None:
     """What is held lives on from one run of a loop to the next."""
     assert "1 passed" in run_pytest(tmp_path, RUNNER, "-p", "no:asyncio")
