@@ -188,7 +188,9 @@ def harmless(on_event: OnEvent) -> OnEvent:
         nonlocal has_failed
         try:
             on_event(event)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # CancelledError too: out of here it would cancel who asked, or cut the connection
             if not has_failed:
                 has_failed = True
                 logger.warning(

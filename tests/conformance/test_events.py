@@ -89,13 +89,14 @@ async def test_a_release_that_comes_too_late(
     assert (record.__dict__["resource"], record.__dict__["ticket"]) == ("r", "t")
 
 
+@pytest.mark.parametrize("error", [ArithmeticError, asyncio.CancelledError])
 async def test_a_callback_that_raises(
-    engine: str, face: str, make_client: MakeClient, caplog: pytest.LogCaptureFixture
+    engine: str, face: str, make_client: MakeClient, caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
     """It is told of once, with its traceback, and every hold is granted, renewed, lost and released as without it."""
 
     def on_event(event: Event) -> None:
-        raise ArithmeticError("its own")
+        raise error("its own")
 
     lock = (await make_client(on_event=on_event)).lock("r")
     for _ in range(3):
@@ -110,7 +111,7 @@ async def test_a_callback_that_raises(
             hold.check()
     failed, lost = caplog.records
     assert failed.exc_info is not None
-    assert failed.exc_info[0] is ArithmeticError
+    assert failed.exc_info[0] is error
     assert (failed.__dict__["resource"], "is lost" in lost.getMessage()) == ("r", True)
 
 
