@@ -40,8 +40,8 @@ Attributes = dict[str, str]
 class Metrics:
     """Keeps events until a reader collects, and records them then."""
 
-    def __init__(self, meter: Meter, resource_label: Callable[[str], str] | None) -> None:
-        self._label = resource_label or _no_label
+    def __init__(self, meter: Meter, label: Callable[[str], str]) -> None:
+        self._label = label
         self._labels: set[str] = set()
         self._events: deque[Event] = deque()
         self._waiting: dict[tuple[str, str], float] = {}  # since when, by resource and ticket
@@ -63,8 +63,6 @@ class Metrics:
 
         self._lost.add(0)
         self._found.add(0)
-        if resource_label is None:
-            self._begin("")
 
     def take(self, event: Event) -> None:
         """Keeps an event; for the thread of the event loop."""
@@ -97,10 +95,11 @@ class Metrics:
         """Returns the label of a resource; its counters begin at 0, or an alert would not see the first increase."""
         label = self._label(resource)
         if label not in self._labels:
-            self._begin(label)
+            self.begin(label)
         return label
 
-    def _begin(self, label: str) -> None:
+    def begin(self, label: str) -> None:
+        """Begins the counters of a label at 0."""
         about = _attributes(label)
         for reason in get_args(LossReason):
             self._losses.add(0, about | {REASON: reason})
@@ -136,7 +135,3 @@ class Metrics:
 
 def _attributes(label: str) -> Attributes:
     return {RESOURCE: label} if label else {}
-
-
-def _no_label(_: str) -> str:
-    return ""

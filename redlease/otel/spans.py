@@ -48,9 +48,9 @@ def link_to(metadata: Mapping[str, str]) -> Link | None:
 class Spans:
     """Makes the spans of the events of clients."""
 
-    def __init__(self, tracer: Tracer, resource_label: Callable[[str], str] | None) -> None:
+    def __init__(self, tracer: Tracer, label: Callable[[str], str]) -> None:
         self._tracer = tracer
-        self._label = resource_label
+        self._label = label
         self._holds: OrderedDict[tuple[str, str, int], Span] = OrderedDict()
         self._ended: OrderedDict[str, tuple[SpanContext, int]] = OrderedDict()  # by resource: its last hold, and when
 
@@ -98,4 +98,4 @@ class Spans:
 
     def _attributes(self, event: Granted | Abandoned) -> dict[str, str | int]:
         about: dict[str, str | int] = {TICKET: event.ticket, WEIGHT: event.weight}
-        return about | {RESOURCE: self._label(event.resource)} if self._label else about
+        return about | {RESOURCE: label} if (label := self._label(event.resource)) else about

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from opentelemetry.metrics import MeterProvider, get_meter
 from opentelemetry.trace import TracerProvider, get_tracer
 
 from redlease.events import Event
+from redlease.log import about
 
 from .metrics import Metrics
 from .spans import Spans
 
 NAME = "redlease"  # of the meter and the tracer
+
+logger = logging.getLogger("redlease")
 
 
 class Telemetry:
@@ -22,7 +26,8 @@ class Telemetry:
 
     Args:
         resource_label: Gets the name of a resource and returns what stands for it in `redlease.resource`: few different
-            values, such as the part before a colon. Without it nothing is recorded of which resource it was.
+            values, such as the part before a colon. Without it nothing is recorded of which resource it was, nor for
+            names for which it raises, which is logged once.
         traces: Whether to make spans.
         meter_provider: What gives the meter.
         tracer_provider: What gives the tracer.
@@ -40,11 +45,40 @@ class Telemetry:
         meter_provider: MeterProvider | None = None,
         tracer_provider: TracerProvider | None = None,
     ) -> None:
-        self._metrics = Metrics(get_meter(NAME, meter_provider=meter_provider), resource_label)
-        self._spans = Spans(get_tracer(NAME, tracer_provider=tracer_provider), resource_label) if traces else None
+        label = _no_label if resource_label is None else _harmless(resource_label)
+        self._metrics = Metrics(get_meter(NAME, meter_provider=meter_provider), label)
+        self._spans = Spans(get_tracer(NAME, tracer_provider=tracer_provider), label) if traces else None
+        if resource_label is None:
+            self._metrics.begin("")
 
     def __call__(self, event: Event) -> None:
         """Records an event."""
         self._metrics.take(event)
         if self._spans is not None:
             self._spans.take(event)
+
+
+def _harmless(resource_label: Callable[[str], str]) -> Callable[[str], str]:
+    """Returns a label that never raises: in the thread of a reader it would keep all other metrics from being read."""
+    has_failed = False
+
+    def label(resource: str) -> str:
+        nonlocal has_failed
+        try:
+            return resource_label(resource)
+        except Exception:
+            if not has_failed:
+                has_failed = True
+                logger.warning(
+                    "resource_label failed for %r, which is recorded without a label; it may fail again unlogged",
+                    resource,
+                    exc_info=True,
+                    extra=about(resource),
+                )
+            return ""
+
+    return label
+
+
+def _no_label(_: str) -> str:
+    return ""

@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import redlease.otel.metrics
-from redlease.events import Granted, Reconnected, Released, RenewalFailed
+from redlease.events import Granted, Queued, Reconnected, Released, RenewalFailed
 from redlease.otel import Telemetry
 
 from helpers import until_waiting
@@ -93,6 +93,21 @@ def test_without_a_label_no_resource_is_named(meters: MeterProvider, reader: InM
     assert found["redlease.grants"] == found["redlease.renewal.failures"] == {"": 100}
     assert found["redlease.connection.reconnects"] == {"": 1}
     assert found["redlease.queue.length"] == {"": 0}
+
+
+def test_a_label_that_raises(
+    meters: MeterProvider, reader: InMemoryMetricReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it raises for is recorded without a label, and logged once; other resources are recorded as ever."""
+    telemetry = Telemetry(resource_label=lambda name: name.split(":")[1], meter_provider=meters)
+    for resource in ("nameless", "nameless", "ledger:42"):
+        telemetry(Queued(resource, "t", 1, 0))
+        telemetry(Granted(resource, "t", 1, 7, 0.1, False))
+    found = points(reader)
+    assert found["redlease.grants"] == {"": 2, "42": 1}
+    assert found["redlease.queue.length"] == {"": 1, "42": 1}
+    (record,) = (record for record in caplog.records if record.name == "redlease")
+    assert record.__dict__["resource"] == "nameless"
 
 
 def test_events_that_nobody_collects(
