@@ -15,7 +15,7 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
 @cache
-def tests_in(path: str) -> frozenset[str]:
+def names_in(path: str) -> frozenset[str]:
     """Return the tests of a file, as pytest collects them."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     names = (node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, functions))
@@ -31,7 +31,7 @@ def named_on(text: str) -> list[tuple[str, str]]:
 def test_each_test_that_a_page_names_exists(page: Path) -> None:
     """In the file that the page says, under that name."""
     named = named_on(page.read_text())
-    assert not [f"{path}::{name}" for path, name in named if name not in tests_in(path)]
+    assert not [f"{path}::{name}" for path, name in named if name not in names_in(path)]
 
 
 @pytest.mark.parametrize("page", ["scenarios.md", "track-record.md"])
