@@ -236,7 +236,7 @@ def main() -> None:
             wrong += [problem for run in runs for problem in run.problems()]
     say(
         "",
-        "| under | the replica | runs | a master again, s | served again, s | overlap, ms | late writes refused | problems |",
+        "| under | the replica | runs | a master, s | served again, s | overlap, ms | late writes | problems |",
     )
     say("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |", *rows)
     say(*wrong)
