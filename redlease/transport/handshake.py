@@ -128,7 +128,7 @@ def settle_exchange(future: asyncio.Future[Any], reply: Any, trouble: str) -> No
 async def probe(exchange: Exchange, resource: Resource, channel: str, prefix: str, *, cluster: bool) -> None:
     """Finds missing permissions on connect, so that no operation fails half-way later."""
     await exchange(encoding.plain("SCRIPT", "LOAD", PROBE.text))
-    reply = await exchange(encoding.plain("EVALSHA", PROBE.sha, "5", *resource.keys, "probe", channel))
+    reply = await exchange(encoding.plain("EVALSHA", PROBE.sha, "4", *resource.keys, "probe", channel))
     errors = [reply.text] if isinstance(reply, ErrorReply) else [error.decode() for error in reply[1:]]
     missing = [error for error in errors if ErrorReply(error).not_allowed]
     if missing:
