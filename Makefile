@@ -30,7 +30,7 @@ LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_red
     conformance/test_acquire.py conformance/test_permits.py)
 LOWEST_TEMPORAL_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove docs test-lowest forget-coverage lint format clean
+.PHONY: help demo failover example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove docs test-lowest forget-coverage lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -118,6 +118,9 @@ vectors: $(VENV)/.test  ## Write tests/golden/protocol.json, the golden vectors 
 # What is recorded is of the wheel; the helpers of the tests find and build servers and judges.
 prove: $(VENV)/.test  ## 10,000 histories judged by Porcupine, and the specification by TLC, in minutes; ARGS="--seed 7" draws others.
 	@PYTHONPATH=tests/support $(BIN)/python proof/prove.py $(ARGS)
+
+failover: $(VENV)/.test  ## Kill masters under Sentinels and in clusters, and measure who holds when, in minutes; ARGS="--runs 3" fewer.
+	@PYTHONPATH=tests/support $(BIN)/python proof/failover.py $(ARGS)
 
 forget-coverage:
 	@rm -f .coverage .coverage.*
