@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from .encoding import keys_pattern
 
-_CONNECT = "evalsha hello info script|load select subscribe time wait"
-_READ = "hget hmget xrevrange zcard zcount zrange zrangebylex zrangebyscore zrank zscore"
+_CONNECT = "evalsha info script|load select subscribe time wait"
+_READ = "hget hmget xrevrange zcard zcount zrange zrangebyscore zrank zscore"
 _WRITE = "hdel hset pexpireat publish unsubscribe xadd zadd zrem zremrangebyscore"
 _GUARD = "eval get pttl set"
 _OPERATE = "config|get pttl scan"
 
 CLIENT = tuple(f"{_CONNECT} {_READ} {_WRITE} {_GUARD}".split())  # for services
 READER = tuple(f"{_CONNECT} {_READ} {_OPERATE}".split())  # for `redlease ls`, `inspect`, `top`, `doctor`, `web`
+WORKER = ("hsetnx", "zrangebylex")  # what the workers of redlease_temporal need besides those of a client
 CLUSTER = ("@pubsub", "asking", "cluster|slots")  # what a client needs besides in a cluster, on every node
 # What the probe tries of the rights to write: a user who has none of them is a reader, and no service that lacks some.
 WRITES_PROBED = frozenset(_WRITE.split()) - {"unsubscribe", "xadd"}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import redlease
+import redlease_temporal
 from redlease import Durability, Hold, NotReplicated, Redlease, RedleaseError
 from redlease.cli.doctor.examination import examine
 from redlease.cli.doctor.findings import Level
@@ -26,12 +29,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "examples" / "acl" / "redlease.acl"
 USERS = {"client": rights.CLIENT, "reader": rights.READER}
-
-
-@pytest.fixture(params=["redis7", "valkey9"])
-def real_engine(request: pytest.FixtureRequest) -> str:
-    """The two engines that the file is for."""
-    return str(request.param)
 
 
 @pytest.fixture
@@ -158,6 +155,15 @@ async def test_every_right_is_needed(own_server: OwnServer, user: str) -> None:
         if f"command {command}" not in denied(server):
             needless.append(command)
     assert needless == []
+
+
+def test_the_scripts_call_nothing_else() -> None:
+    """Each command in a script, of the Temporal adapter too, is among the rights."""
+    lua = [file for package in (redlease, redlease_temporal) for file in Path(package.__file__).parent.rglob("*.lua")]
+    called = {name.lower() for file in lua for name in re.findall(r"\b(?:p?call|try)\('([A-Z]+)'", file.read_text())}
+    assert len(called) > 20
+    assert called - {"spublish"} <= {*rights.CLIENT, *rights.WORKER}
+    assert set(rights.WORKER) <= called
 
 
 def test_the_file_is_of_the_rights_that_errors_advise() -> None:

@@ -49,7 +49,7 @@ async def client(server: Server, make_client: MakeClient) -> Redlease:
 
 
 @contextlib.asynccontextmanager
-async def user(server: Server, name: str, *rights: str) -> AsyncIterator[redis.asyncio.Redis]:
+async def user(server: Server, name: str, *rights: str) -> AsyncIterator[Any]:
     """Log in as a user who has these rights and no others."""
     server.cli("ACL", "SETUSER", name, "reset", "on", ">pw", *rights)
     attacker = redis.asyncio.Redis(port=server.port, username=name, password="pw", decode_responses=True)
@@ -125,7 +125,7 @@ PUBLISHED: dict[str, Callable[[Scene], list[str | bytes]]] = {
         f"g {scene.shown} {'9' * 400} 0 {'9' * 4000} 1",
         f"c {10**400} {scene.state_key}",
     ],
-    "a flood": lambda scene: [f"c 0 {scene.state_key}", f"x {scene.shown}"] * 1000,
+    "a flood": lambda scene: [f"c 0 {scene.state_key}", f"x {scene.shown}"] * 100,
     "a huge message": lambda _: [b"x" * 40_000_000],
     # Who has listened too
     "a loss with the secret id": lambda scene: [f"x {scene.shown}"] * 3,
@@ -179,7 +179,7 @@ async def _held(client: Redlease) -> Hold:
     return await client.lock("r").hold()
 
 
-async def test_a_grant_to_a_request_that_an_earlier_message_has_shown(client: Redlease) -> None:
+async def test_a_grant_to_a_request_that_an_earlier_message_has_shown(server: Server, client: Redlease) -> None:
     """Who has read the id of a request that still waits forges a grant: the server is asked, and it waits on."""
     held = await client.lock("r").acquire()
     waiting = asyncio.create_task(_held(client))
@@ -187,9 +187,9 @@ async def test_a_grant_to_a_request_that_an_earlier_message_has_shown(client: Re
     (request,) = client.session.pending
     now_ms = int(time.time() * 1000)
     channel = client.session.connection.channel
-    connection = redis.asyncio.Redis.from_pool(client.session.connection.master_pools()[0])
-    for payload in (f"x {request}", f"g {request} {now_ms * 1000} {now_ms} {now_ms + 9000} 1"):
-        await connection.publish(channel, payload)
+    async with user(server, "publisher", "&*", "+publish") as publisher:
+        await publisher.publish(channel, f"x {request}")
+        await publisher.publish(channel, f"g {request} {now_ms * 1000} {now_ms} {now_ms + 9000} 1")
     await client.lock("other").locked()
     await asyncio.sleep(0.05)
     assert not waiting.done()
@@ -259,7 +259,6 @@ def test_names_that_collide_with_another_prefix() -> None:
         "x}:state:{y",
         "é",
         "e\u0301",
-        "{",
         "\0",
     )
     prefixes = ("p", "p:q", "pp", "p:client", "P")

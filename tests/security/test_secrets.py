@@ -64,9 +64,8 @@ async def test_mutual_tls(own_server: OwnServer, tmp_path: Path) -> None:
     )
 
     def client(leaf: str | None) -> Redlease:
-        paths = (
-            {} if leaf is None else {"ssl_certfile": f"{tmp_path}/{leaf}.pem", "ssl_keyfile": f"{tmp_path}/{leaf}.key"}
-        )
+        own = ("ssl_certfile", "pem"), ("ssl_keyfile", "key")
+        paths: dict[str, Any] = {option: f"{tmp_path}/{leaf}.{kind}" for option, kind in own} if leaf else {}
         return Redlease.from_url(
             f"rediss://localhost:{port}/0", ssl_ca_certs=f"{tmp_path}/ours.pem", ssl_check_hostname=True, **paths
         )
