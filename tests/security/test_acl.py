@@ -41,7 +41,16 @@ def admit(server: Server, user: str, *without: str) -> str:
     """Give a user of the file a password, and take some of its commands away; return the URL of database 3 for it."""
     has_names = server.engine == "valkey9"  # redis-py tells servers from 7.2 on the name of the library
     commands = (*(each for each in USERS[user] if each not in without), *["client|setinfo"] * has_names)
-    server.cli("ACL", "SETUSER", f"redlease-{user}", "reset", "on", ">pw", *rights.rules("redlease", commands).split())
+    server.cli(
+        "ACL",
+        "SETUSER",
+        f"redlease-{user}",
+        "reset",
+        "resetchannels",
+        "on",
+        ">pw",
+        *rights.rules("redlease", commands).split(),
+    )
     server.cli("ACL", "LOG", "RESET")
     return f"redis://redlease-{user}:pw@127.0.0.1:{server.port}/3"
 
