@@ -59,7 +59,7 @@ __all__ = [
     "read_lua",
 ]
 
-ANSWER_S = 0.1  # how much later than the time for replicas the server may say how many there are
+ANSWER_S = 0.5  # how much later than the time for replicas the server may say how many there are
 GONE = "it lapsed, was released, or somebody else adopted it"
 
 

@@ -1,5 +1,5 @@
 -- acquire: requests a permit; a repeated request gets its existing permit, with a full lease again, or keeps its place.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label
 --       (arrival: > 0: the sequence it had before, to queue again at that position; 0: at the tail; < 0: minus the rank at
 --       which the search for dead waiters continues if the queue is full; a leading "+": it was queued before, so it does not

@@ -1,5 +1,5 @@
 -- adopt: takes over a held permit, with a new fence so that its former holder is refused from then on.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag ticket fence request place lease_ms refence idle_ttl_ms label
 --       (refence 0: keep the fence)
 -- Reply: {tag, fence, granted_at, deadline, weight, capacity}; {tag, 0} if it is no longer held under that fence

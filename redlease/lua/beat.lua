@@ -1,5 +1,5 @@
 -- beat: heartbeat of a client's place in the queue; returns the position of its first waiter, and reaps and grants if due.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag place waiter_lease_ms ticket idle_ttl_ms
 --       (ticket: the first of the client's waiters in the order of arrival)
 -- Reply: {tag, QUEUED, ahead, soonest, capacity, more}

@@ -1,5 +1,5 @@
 -- check: returns whether a permit is held now, under this fence. Writes nothing.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag ticket fence
 -- Reply: {tag, held}
 -- Cost: O(1).

@@ -1,5 +1,5 @@
 -- inspect: returns a snapshot of the resource, or a page of it, without expired entries. Writes nothing.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag most_holders most_waiters bytes after_deadline after_ticket after_sequence most_counted
 --       (bytes: the approximate size limit of the reply; the next three: where the previous page ended, "" for the first;
 --       most_counted: past so many live waiters the others are counted without a check)

@@ -1,5 +1,5 @@
 -- position: returns where a ticket stands in the queue, and about how long it will wait. Writes nothing.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag ticket
 -- Reply: {tag, place, wait_ms}
 --        (place: 1 is granted next, 0 holds a permit, -1 does neither; of the requests ahead, dead ones before the last 5,000 are

@@ -1,5 +1,5 @@
 -- probe: tries every command that the operations use, on keys of its own, and returns the errors, such as missing permissions.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag channel
 -- Reply: {tag, error, ...}: the text of each error, none if all commands are allowed
 -- Cost: O(1).

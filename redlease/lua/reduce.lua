@@ -1,5 +1,5 @@
 -- reduce: gives back a part of a permit's weight, and grants it to the queue. The permit keeps its fence and its lease.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag ticket fence weight idle_ttl_ms
 -- Reply: {tag, held, more}; held 0 if the permit is no longer held under this fence. A weight that is not less changes nothing.
 -- Cost: O(log n), and O(log n) for each of at most 100 that it grants.

@@ -1,5 +1,5 @@
 -- release: removes a ticket, as holder or as waiter, and grants the freed capacity to the queue.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag ticket request fence tombstone_ms notify idle_ttl_ms
 --       (fence given: only a holder with that fence; else request given: only that request, and the ticket if no other
 --       request shares it; neither: any. Other requests that share a removed ticket are notified; tombstone_ms > 0: late

@@ -1,5 +1,5 @@
 -- renew: gives a permit a full lease again, if it is still held. An expired permit is never revived.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag ticket fence lease_ms shorten idle_ttl_ms
 --       (shorten 1: the lease may end earlier than before; "told": and its holder is notified of that; 0: never.
 --       The lease of a shared ticket is never shortened: other requests rely on it)

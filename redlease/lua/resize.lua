@@ -1,5 +1,5 @@
 -- resize: sets the capacity without declaring it, so that a restarted process with its old value does not undo it.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag capacity idle_ttl_ms
 -- Reply: {tag, more}
 -- Cost: O(log n) for each of at most 100 that it grants; up to 100 clients are notified of a smaller capacity.

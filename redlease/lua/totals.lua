@@ -1,5 +1,5 @@
 -- totals: returns a resource in numbers, for lists of many resources: cheaper than inspect. Writes nothing.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag most
 --       (most: how many holders, and how many waiters if clients have died, are looked at one by one)
 -- Reply: {tag, now, fence, capacity, in_use, waiting, held_since, queued_since, history}

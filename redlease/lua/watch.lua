@@ -1,5 +1,5 @@
 -- watch: has the other scripts publish changes to the channel <state>:watch, for watch_ms.
--- KEYS: state holders queue waiters history
+-- KEYS: state holders queue waiters
 -- ARGV: tag watch_ms
 -- Reply: {tag, soonest}
 -- Cost: O(log n).

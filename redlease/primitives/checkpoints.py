@@ -29,10 +29,10 @@ class SequenceKeys(Resource):
 
 
 CHECKPOINT = operation(
-    *("checkpoint", "ticket fence items total index result error keep_ms"), package=__package__, keys=6
+    *("checkpoint", "ticket fence items total index result error keep_ms"), package=__package__, keys=5
 )
-PROGRESS = operation("progress", "first bytes", package=__package__, keys=6)
-FORGET = operation("forget", "", package=__package__, keys=6)
+PROGRESS = operation("progress", "first bytes", package=__package__, keys=5)
+FORGET = operation("forget", "", package=__package__, keys=5)
 SCRIPTS = (CHECKPOINT, PROGRESS, FORGET)
 
 

@@ -51,7 +51,7 @@ class Resource:
 
     __slots__ = ("name", "packed_keys", "state_key")
 
-    PARTS: ClassVar[tuple[bytes, ...]] = (b"state", b"holders", b"queue", b"waiters", b"history")
+    PARTS: ClassVar[tuple[bytes, ...]] = (b"state", b"holders", b"queue", b"waiters")
 
     def __init__(self, prefix: str, name: str) -> None:
         checked_text("resource name", name, NAME_BYTES_MAX)

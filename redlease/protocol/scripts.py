@@ -19,7 +19,7 @@ class Script:
     holders start before the task that released.
     """
 
-    def __init__(self, name: str, args: str, text: str, keys: int = 5, *, deliver_after_pushes: bool = False) -> None:
+    def __init__(self, name: str, args: str, text: str, keys: int = 4, *, deliver_after_pushes: bool = False) -> None:
         self.name = name
         self.deliver_after_pushes = deliver_after_pushes
         self.args = ("tag", *args.split())
@@ -36,7 +36,7 @@ def read_lua(package: str, name: str) -> str:
 
 
 def operation(
-    name: str, args: str, *, package: str = "redlease", keys: int = 5, deliver_after_pushes: bool = False
+    name: str, args: str, *, package: str = "redlease", keys: int = 4, deliver_after_pushes: bool = False
 ) -> Script:
     """Makes an operation from a file in the `lua` directory of a package; `keys`: with those of the resource."""
     text = read_lua("redlease", "parts/prelude") + read_lua(package, name)

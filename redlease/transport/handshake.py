@@ -129,7 +129,7 @@ async def probe(exchange: Exchange, resource: Resource, channel: str, prefix: st
     A user who may read everything and write nothing is let in: each of its writes is refused whole.
     """
     await exchange(encoding.plain("SCRIPT", "LOAD", PROBE.text))
-    reply = await exchange(encoding.plain("EVALSHA", PROBE.sha, "5", *resource.keys, "probe", channel))
+    reply = await exchange(encoding.plain("EVALSHA", PROBE.sha, "4", *resource.keys, "probe", channel))
     errors = [reply.text] if isinstance(reply, ErrorReply) else [error.decode() for error in reply[1:]]
     missing = [error for error in errors if ErrorReply(error).not_allowed]
     if missing and {error.partition(":")[0] for error in missing} - {"spublish"} != rights.WRITES_PROBED:

@@ -228,6 +228,29 @@ async def test_who_cannot_take_in_a_look_keeps_nobody_else_from_it(caplog: pytes
     assert told_of(caplog) == ["whatever"]
 
 
+async def test_a_look_is_told_to_those_who_asked_before_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ID is used again while a look is under way: that its last workflow was closed is not told of the new one."""
+    begun, answered = asyncio.Event(), asyncio.Event()
+
+    async def slow(*_: object) -> Look:
+        begun.set()
+        await answered.wait()
+        return Look(RunStatus.CLOSED, "chain of the last")
+
+    monkeypatch.setattr(RunMonitor, "_look", slow)
+    monitor, run, seen = owners_of(FakeTemporal()), ("a", ""), list[str]()
+    of_the_last, of_the_new = lambda _: seen.append("last"), lambda _: seen.append("new")
+    monitor.watch(run, of_the_last)
+    looking = asyncio.create_task(monitor.look(run))
+    await begun.wait()
+    monitor.watch(run, of_the_new)
+    answered.set()
+    await looking
+    assert seen == ["last"]
+    await monitor.look(run)
+    assert seen == ["last", "last", "new"]
+
+
 async def test_a_run_is_looked_at_as_often_as_the_most_eager_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two permits of one run somebody waits for one alone: that nobody waits for the other makes no look late."""
     monkeypatch.setattr(run_monitor, "SELDOM_MS", 60_000.0)

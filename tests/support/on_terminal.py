@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # As a shell starts it: the terminal sends it signals too, such as that of Ctrl-C.
 START = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from redlease.cli import main; main()"
+SIZE = {"COLUMNS", "LINES"}  # where these are set, they outrank the size of the terminal
 PATIENCE_S = 50.0  # how long a process may take to start on a busy machine
 
 
@@ -41,7 +42,7 @@ class OnTerminal:
             stdin=self._end,
             stdout=self._end,
             stderr=self._end,
-            env=os.environ | {"TERM": "xterm-256color"},
+            env={name: value for name, value in os.environ.items() if name not in SIZE} | {"TERM": "xterm-256color"},
             start_new_session=True,
         )
 

@@ -77,9 +77,7 @@ RunKey = tuple[str, str]  # workflow id and run id; an empty run id means the la
 @dataclass(slots=True)
 class _Entry:
     run: RunKey
-    callbacks: dict[Callable[[Look], None], float] = field(
-        default_factory=dict
-    )  # how often each callback wants a look, ms
+    callbacks: dict[Callable[[Look], None], float] = field(default_factory=dict)  # how often each wants a look, ms
     asked_ms: float = 0.0  # when the look under way began, 0 if there is none
     looked_ms: float = 0.0
     known_ms: float = 0.0  # when the server last reported the status
@@ -110,7 +108,7 @@ class RunMonitor:
         self.looks = 0
 
     def watch(self, run: RunKey, callback: Callable[[Look], None], every_ms: float | None = None) -> None:
-        """Calls `callback` after each look at a run from now on. `every_ms`: how often to look; None for seldom."""
+        """Calls `callback` after each look that begins from now on. `every_ms`: how often to look; None for seldom."""
         entry = self._entries.get(run)
         if entry is None:
             now_ms = clock.now_ms()
@@ -196,7 +194,12 @@ class RunMonitor:
                 await asyncio.sleep(self._pause_s)
 
     async def look(self, run: RunKey) -> Look:
-        """Looks at a run now, and calls all its callbacks."""
+        """Looks at a run now, and calls those of its callbacks that are there when the look begins.
+
+        One that comes later may be for another workflow of that ID, which the look knows nothing of.
+        """
+        entry = self._entries.get(run)
+        callbacks = () if entry is None else tuple(entry.callbacks)
         what = f"workflow {run[0]!r}: a look at how it stands"
         try:
             look = await self._look(run)
@@ -205,13 +208,12 @@ class RunMonitor:
             look = Look(RunStatus.UNKNOWN)
         if look.fate is not RunStatus.UNKNOWN:
             self._once.over(what)
-        entry = self._entries.get(run)
-        if entry is not None:
+        if entry is not None and entry is self._entries.get(run):
             entry.asked_ms, entry.looked_ms = 0.0, clock.now_ms()
             if look.fate is not RunStatus.UNKNOWN:
                 entry.known_ms = entry.looked_ms
             self._plan(entry)
-            for callback in tuple(entry.callbacks):
+            for callback in (each for each in callbacks if each in entry.callbacks):
                 try:
                     callback(look)
                 except Exception as error:  # noqa: BLE001  logged; the next look calls it again

@@ -3,7 +3,7 @@
 -- upvalues costs as much as a command, so a call that returns before the include is twice as fast. That is why acquire and
 -- release begin with a fast path for the usual case, written without functions, and handle all other cases after it.
 --
--- A resource is five keys under one hash tag, declared by every call in this order:
+-- A resource is four keys under one hash tag, declared by every call in this order:
 --   KEYS[1] state    hash  f last fence, s last sequence, c capacity, d declared capacity, e units in use minus number of
 --                          holders; times in ms of the server's clock: k when the keys expire, x when the last tombstone ends, w until
 --                          when a client watches, l when a call last found all waiters of a full queue alive; y the lock delay, h how
@@ -12,7 +12,8 @@
 --   KEYS[2] holders  zset  ticket -> the time its lease ends; \255<deadline> <ticket> -> the time its lock delay ends
 --   KEYS[3] queue    zset  ticket -> its sequence, the order of arrival, less ten for each step of its priority
 --   KEYS[4] waiters  zset  place -> the time it lapses; "!"<request> -> the time that tombstone ends, negated
---   KEYS[5] history  stream  what happened, if n is set: e event, t ticket, f fence, w weight, m ms waited or held, o owner in JSON
+-- and, if n is set, the stream <prefix>:{name}:history of what happened: e event, t ticket, f fence, w weight, m ms waited or held,
+-- o owner in JSON. It is not declared: a cluster refuses a call of which some keys exist and some do not while the slot moves.
 -- A record is "weight fence lease since place request label": fence 0 while queued, since = when it was queued or granted,
 -- place = <channel>|<epoch> of the requesting client, label = owner and metadata as the client wrote them, never parsed here.
 -- A ticket used by several requests is shared: its weight begins with a zero, which excludes it from the fast paths, and its

@@ -44,7 +44,8 @@ end
 local function note(event, ticket, its_fence, weight, ms, label)
   if not was[10] then return end
   local owner = string.match(label, '^%[("[^"\\]*")') or string.sub(label, 2, 1600) -- with metadata only if it has escapes
-  redis.pcall('XADD', KEYS[5], 'MAXLEN', '~', was[10], '*', 'e', event, 't', ticket, 'f', its_fence, 'w', weight, 'm', ms, 'o', owner)
+  local history = string.sub(state, 1, -6) .. 'history'
+  redis.pcall('XADD', history, 'MAXLEN', '~', was[10], '*', 'e', event, 't', ticket, 'f', its_fence, 'w', weight, 'm', ms, 'o', owner)
 end
 
 local function expire_all()
@@ -79,7 +80,10 @@ local function commit(deadline, idle)
       call('PEXPIREAT', waiters, format('%d', expires))
     end
   end
-  if was[10] then redis.pcall('PEXPIREAT', KEYS[5], format('%d', expires)) end
+  if was[10] then
+    local history = string.sub(state, 1, -6) .. 'history'
+    redis.pcall('PEXPIREAT', history, format('%d', expires))
+  end
   if watched > now then redis.pcall('PUBLISH', state .. ':watch', '') end
 end
 

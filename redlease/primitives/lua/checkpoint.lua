@@ -1,5 +1,5 @@
 -- checkpoint: begins a sequence, or records the result of its next item or why that failed, if the permit is held now.
--- KEYS: state holders queue waiters history checkpoints
+-- KEYS: state holders queue waiters checkpoints
 -- ARGV: tag ticket fence items total index result error keep_ms
 --       (items: a digest of all items; index: -1 begins the sequence unless it has begun; result: "" if the item failed)
 -- Reply: {tag, held, handled}; handled: items done, -1 if the sequence is one of other items, or is gone
@@ -10,7 +10,7 @@
 -- by the holder and only at `handled`, so each is written once and in order; a repeated call finds it written.
 local tag, ticket, its_fence, items, total = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local index, result, why, keep = tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
-local checkpoints = KEYS[6]
+local checkpoints = KEYS[5]
 
 --#include state
 read(ticket)

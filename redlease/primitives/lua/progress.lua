@@ -1,11 +1,11 @@
 -- progress: returns how far a sequence is, and the results of its items from one on. Writes nothing.
--- KEYS: state holders queue waiters history checkpoints
+-- KEYS: state holders queue waiters checkpoints
 -- ARGV: tag first bytes
 --       (bytes: the approximate size limit of the results; 0: none are wanted)
 -- Reply: {tag, total, handled, error, result, ...}; total 0 if there is no such sequence; error "" if there is none
 -- Cost: O(r) for r results.
 local tag, first, bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local checkpoints = KEYS[6]
+local checkpoints = KEYS[5]
 
 local known = call('HMGET', checkpoints, 'total', 'handled', 'error')
 local handled = tonumber(known[2] or 0)

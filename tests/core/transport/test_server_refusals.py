@@ -110,7 +110,7 @@ async def test_no_call_fails_for_the_lack_of_a_history(limited: Limited, prefix:
             await lock.history()
         limited.may("~*", "&*", "+@all")
         assert await lock.history() == []
-        limited.server.cli("SET", lock._resource.keys[4], "another program's")
+        limited.server.cli("SET", lock._resource.keys[0].removesuffix("state") + "history", "another program's")
         async with lock.hold():
             await lock.resize(2)
         with pytest.raises(RedleaseError, match="Delete that key"):
