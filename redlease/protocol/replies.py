@@ -100,7 +100,8 @@ def read_message(payload: bytes) -> Message:
     if kind in {"c", "l"}:  # the key comes last, because it may contain spaces
         about, rest = " ".join(rest), [about]
     numbers = tuple(map(int, rest))
-    if not about or NUMBERS.get(kind) != len(numbers) or not all(0 <= number <= FENCE_MAX for number in numbers):
+    in_bounds = not numbers or 0 <= min(numbers) <= max(numbers) <= FENCE_MAX
+    if not about or NUMBERS.get(kind) != len(numbers) or not in_bounds:
         raise ValueError(f"{payload[:80]!r} is no message of redlease")
     return Message(kind, about, numbers)
 

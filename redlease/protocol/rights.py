@@ -12,7 +12,7 @@ _OPERATE = "config|get pttl scan"
 
 CLIENT = tuple(f"{_CONNECT} {_READ} {_WRITE} {_GUARD}".split())  # for services
 READER = tuple(f"{_CONNECT} {_READ} {_OPERATE}".split())  # for `redlease ls`, `inspect`, `top`, `doctor`, `web`
-WORKER = ("hsetnx", "zrangebylex")  # what the workers of redlease_temporal need besides those of a client
+WORKER = ("hsetnx", "zrangebylex")  # what the relays of workers need besides those of a client
 CLUSTER = ("@pubsub", "asking", "cluster|slots")  # what a client needs besides in a cluster, on every node
 # What the probe tries of the rights to write: a user who has none of them is a reader, and no service that lacks some.
 WRITES_PROBED = frozenset(_WRITE.split()) - {"unsubscribe", "xadd"}
