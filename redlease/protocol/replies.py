@@ -6,6 +6,10 @@ import re
 from enum import IntEnum
 from typing import NamedTuple
 
+from redlease.limits import FENCE_MAX, NAME_BYTES_MAX, PREFIX_BYTES_MAX
+
+# The longest names a state key, with the longest prefix and name, in which each brace takes three bytes.
+MESSAGE_BYTES_MAX = 100 + PREFIX_BYTES_MAX + 3 * NAME_BYTES_MAX
 SERVER_VERSION_MIN = (6, 2)
 
 
@@ -90,11 +94,14 @@ NUMBERS = {"g": 4, "m": 1, "x": 0, "r": 0, "c": 1, "l": 1}  # how many numbers e
 
 def read_message(payload: bytes) -> Message:
     """Parses a payload; raises ValueError if no script of this library can have written it."""
+    if len(payload) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"a message of {len(payload)} bytes is none of redlease")
     kind, about, *rest = payload.decode().split(" ")
     if kind in {"c", "l"}:  # the key comes last, because it may contain spaces
         about, rest = " ".join(rest), [about]
     numbers = tuple(map(int, rest))
-    if not about or NUMBERS.get(kind) != len(numbers):
+    in_bounds = not numbers or 0 <= min(numbers) <= max(numbers) <= FENCE_MAX
+    if not about or NUMBERS.get(kind) != len(numbers) or not in_bounds:
         raise ValueError(f"{payload[:80]!r} is no message of redlease")
     return Message(kind, about, numbers)
 
@@ -114,7 +121,8 @@ class ServerInfo(NamedTuple):
     @property
     def has_sharded_channels(self) -> bool:
         """Whether the server has SSUBSCRIBE: Redis 7.0 or newer, or Valkey. Assumed if the version is unknown."""
-        return not self.version or int(self.version.split(".", 1)[0]) >= 7
+        first = re.match(r"[0-9]+", self.version)
+        return first is None or int(first[0]) >= 7
 
     @property
     def too_old(self) -> bool:

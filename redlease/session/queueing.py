@@ -144,13 +144,13 @@ class PendingAcquire:
     def on_message(self, message: Message) -> None:
         """Handles a message about this request, which has no outcome yet.
 
-        A grant can be trusted: it names the secret request id. If the message says that the request was removed or is
-        too heavy now, the next call asks the server to confirm it.
+        A grant is trusted if no earlier message has shown the secret request id to others; all else is confirmed.
         """
         if message.kind == "g":
             self._handed_over(Granted(*message.numbers))
         else:
             self._again(0)
+        self._claim = True
 
     def _handed_over(self, granted: Granted) -> None:
         """Takes a grant from a message for the rest of the place's lease, or as the message says: it may be late."""

@@ -13,7 +13,7 @@ from redis.asyncio import ConnectionPool, SSLConnection
 
 from redlease.errors import RedleaseError
 from redlease.log import about
-from redlease.protocol import encoding
+from redlease.protocol import encoding, rights
 from redlease.protocol.encoding import Resource
 from redlease.protocol.faults import ErrorReply
 from redlease.protocol.replies import ServerInfo, info_value
@@ -25,8 +25,6 @@ logger = logging.getLogger("redlease")
 
 Exchange = Callable[[bytes], Awaitable[Any]]  # sends a command, and returns its reply
 
-COMMANDS = "+@hash +@sortedset +@scripting +@pubsub +time +pexpireat +hello +info +ping +select"
-CLUSTER_COMMANDS = " +cluster +asking"
 OTHER_NAME = {62, 63, 64}  # OpenSSL's codes for a host name, e-mail or address that does not match the certificate
 
 
@@ -73,10 +71,10 @@ def is_mistake(error: Exception) -> bool:
 
 def missing_rights(errors: list[str], prefix: str, *, cluster: bool = False) -> RedleaseError:
     """Returns the error for a Redis user who lacks the permissions that these replies name."""
-    commands = COMMANDS + CLUSTER_COMMANDS if cluster else COMMANDS
+    rules = rights.rules(prefix, rights.CLIENT + rights.WORKER + rights.CLUSTER * cluster)
     return RedleaseError(
         f"the Redis user lacks rights that redlease needs: {'; '.join(error.rstrip('. ') for error in errors)}. "
-        f"Grant them, for example: ACL SETUSER <user> ~{prefix}:* &{prefix}:* {commands}"
+        f"Grant them, for example: ACL SETUSER <user> {rules}"
     )
 
 
@@ -126,12 +124,15 @@ def settle_exchange(future: asyncio.Future[Any], reply: Any, trouble: str) -> No
 
 
 async def probe(exchange: Exchange, resource: Resource, channel: str, prefix: str, *, cluster: bool) -> None:
-    """Finds missing permissions on connect, so that no operation fails half-way later."""
+    """Finds missing permissions on connect, so that no operation fails half-way later.
+
+    A user who may read everything and write nothing is let in: each of its writes is refused whole.
+    """
     await exchange(encoding.plain("SCRIPT", "LOAD", PROBE.text))
     reply = await exchange(encoding.plain("EVALSHA", PROBE.sha, "4", *resource.keys, "probe", channel))
     errors = [reply.text] if isinstance(reply, ErrorReply) else [error.decode() for error in reply[1:]]
     missing = [error for error in errors if ErrorReply(error).not_allowed]
-    if missing:
+    if missing and {error.partition(":")[0] for error in missing} - {"spublish"} != rights.WRITES_PROBED:
         raise missing_rights(missing, prefix, cluster=cluster)
 
 

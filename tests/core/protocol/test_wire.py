@@ -133,7 +133,9 @@ def test_messages_about_a_resource(kind: str, number: int, name: str) -> None:
     assert replies.read_message(payload) == Message(kind, key.decode(), (number,))
 
 
-@given(st.sampled_from("gxmr"), st.integers(0, 2**53), st.lists(st.integers(0, 2**53), min_size=4, max_size=4))
+@given(
+    st.sampled_from("gxmr"), st.integers(0, 2**53), st.lists(st.integers(0, limits.FENCE_MAX), min_size=4, max_size=4)
+)
 def test_messages(kind: str, number: int, drawn: list[int]) -> None:
     """A message is its kind, whom it is about, and as many numbers as its kind has."""
     numbers = drawn[: replies.NUMBERS[kind]]
