@@ -27,7 +27,6 @@ from redlease.protocol.faults import ErrorReply
 from redlease.protocol.replies import Message
 from redlease.transport.base import PATIENCE_MS, Reached, Reply, Transport, backed_off, everything
 
-from .doubt import Doubt
 from .schedule import Schedule
 
 logger = logging.getLogger("redlease")
@@ -68,7 +67,6 @@ class Lease(BlockTask):
     _first = False  # whether its lease is still the rest of a waiter lease
     _refusals = 0
     _tail: bytes | None = None
-    _doubt: Doubt | None = None
 
     def __init__(self, keeper: LeaseKeeper, ask: AcquireRequest, forget_ticket: Callable[[], None]) -> None:
         self.keeper = keeper
@@ -201,12 +199,9 @@ class Lease(BlockTask):
             self._renew(clock.now_ms())
 
     def told(self, message: Message) -> None:
-        """Handles a message about its permit. It is a hint: only a reply of the server ends the lease."""
+        """Handles a message about its permit."""
         if message.kind == "x":
-            if self._doubt is None:
-                taken = partial(self.lose, "it was released by its ticket, or somebody else adopted it", "taken")
-                self._doubt = Doubt(self.keeper.connection, self.ask, self.fence, taken, self._renew_now)
-            self._doubt.raised()
+            self.lose("it was released by its ticket, or somebody else adopted it", "taken")
         elif message.kind == "r":
             self._first = False  # another client made its lease end earlier: renew it to the full lease
             self._renew_now()

@@ -125,10 +125,9 @@ PUBLISHED: dict[str, Callable[[Scene], list[str | bytes]]] = {
         f"g {scene.shown} {'9' * 400} 0 {'9' * 4000} 1",
         f"c {10**400} {scene.state_key}",
     ],
-    "a flood": lambda scene: [f"c 0 {scene.state_key}", f"x {scene.shown}"] * 100,
+    "a flood": lambda scene: [f"c 0 {scene.state_key}", f"r {scene.shown}"] * 100,
     "a huge message": lambda _: [b"x" * 40_000_000],
     # Who has listened too
-    "a loss with the secret id": lambda scene: [f"x {scene.shown}"] * 3,
     "a shortened lease with the secret id": lambda scene: [f"r {scene.shown}"] * 20,
     "real messages again": lambda scene: [*scene.heard, *reversed(scene.heard)] * 5,
     "a second grant to who holds": lambda scene: [scene.grant(scene.shown)] * 3,
