@@ -23,7 +23,8 @@ if was_until > deadline then
 end
 call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
 lease_until(ticket, deadline)
-if tonumber(its_lease) ~= lease then
+-- A renewal writes, even in the ms of the grant, when its deadline is the same: WAIT waits for writes.
+if tonumber(its_lease) ~= lease or deadline == was_until then
   set('t' .. ticket, (string.gsub(record, '^(%d+ %d+ )%d+', '%1' .. format('%d', lease))))
 end
 if size > 2 or expires < math.max(now + idle, deadline) then commit(deadline, idle) end

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -17,7 +19,7 @@ from redlease.testing import Model
 from against_model import LABEL
 from random_calls import IDLE_MS, RandomCalls
 from servers import find_binary
-from set_clock import GENERAL, USUAL, FakeEngine, RealEngine, SetClock, endings
+from set_clock import BEGINS_US, GENERAL, USUAL, FakeEngine, RealEngine, SetClock, endings
 
 if TYPE_CHECKING:
     from servers import Server
@@ -52,6 +54,23 @@ def test_calls_at_given_times(server: Server, scripts: dict[str, Any], seed: int
     logger.info("%d calls, idle resources deleted: %d", seen.total(), forgotten)
     assert {("beat", status) for status in (Status.GRANTED, Status.QUEUED, Status.LAPSED)} <= seen.keys()
     assert forgotten > 0
+
+
+@pytest.mark.parametrize("real_engine", NEWER)
+def test_a_renewal_in_the_ms_of_the_grant_is_a_write(server: Server) -> None:
+    """Replicas confirm writes: what `durability` waits for must be one, even where it changes nothing."""
+    raw = redis.Redis.from_url(server.unix_url)
+
+    def written_by(name: str, *args: Any) -> int:
+        before = raw.info("persistence")["rdb_changes_since_last_save"]
+        engine.run(name, args, BEGINS_US)
+        return int(raw.info("persistence")["rdb_changes_since_last_save"] - before)
+
+    with RealEngine(server) as engine, contextlib.closing(raw):
+        engine.clear()
+        _, granted = engine.run("acquire", ("t", "h1", "c1|0", "0", 1, 1000, 1, 1000, -1, IDLE_MS, LABEL), BEGINS_US)
+        fence = granted[2]
+        assert written_by("renew", "t", fence, 1000, 0, IDLE_MS) > written_by("check", "t", fence)
 
 
 class Machine(RuleBasedStateMachine):
