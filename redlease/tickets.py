@@ -180,7 +180,7 @@ class Tickets:
         if pool is None:
             raise self._connection.unavailable(resource, ask.ticket, terms.replicas_ms)
         # A renewal is a write whose reply tells whether the permit is held: WAIT knows only of writes before it.
-        tail = pack("", ask.ticket, fence, terms.lease_ms, 0, terms.idle_ttl_ms)
+        tail = pack("", ask.ticket, fence, terms.lease_ms, "write", terms.idle_ttl_ms)
         command = scripts.RENEW.head + resource.packed_keys + tail
         demand = Demand(terms.replicas, terms.replicas_ms)
         try:

@@ -70,7 +70,7 @@ def test_a_renewal_in_the_ms_of_the_grant_is_a_write(server: Server) -> None:
         engine.clear()
         _, granted = engine.run("acquire", ("t", "h1", "c1|0", "0", 1, 1000, 1, 1000, -1, IDLE_MS, LABEL), BEGINS_US)
         fence = granted[2]
-        assert written_by("renew", "t", fence, 1000, 0, IDLE_MS) > written_by("check", "t", fence)
+        assert written_by("renew", "t", fence, 1000, "write", IDLE_MS) > written_by("check", "t", fence)
 
 
 class Machine(RuleBasedStateMachine):
