@@ -30,7 +30,7 @@ LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_red
     conformance/test_acquire.py conformance/test_permits.py)
 LOWEST_TEMPORAL_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo failover example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove docs test-lowest forget-coverage lint format clean
+.PHONY: help demo failover example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove soak sbom docs test-lowest forget-coverage lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -116,8 +116,19 @@ vectors: $(VENV)/.test  ## Write tests/golden/protocol.json, the golden vectors 
 	@$(BIN)/python tests/support/vectors.py
 
 # What is recorded is of the wheel; the helpers of the tests find and build servers and judges.
-prove: $(VENV)/.test  ## 10,000 histories judged by Porcupine, and the specification by TLC, in minutes; ARGS="--seed 7" draws others.
+prove: $(VENV)/.test  ## 10,000 histories judged by Porcupine, 200 faults of servers, and the specifications by TLC; ARGS="--seed 7" draws others.
+	@$(PIP) install "JPype1>=1.6"
 	@PYTHONPATH=tests/support $(BIN)/python proof/prove.py $(ARGS)
+
+soak: $(VENV)/.test  ## Half an hour of load with faults: what is there at rest stays the same; ARGS="--minutes 1" shorter.
+	@PYTHONPATH=tests/support $(BIN)/python proof/soak.py $(ARGS)
+
+# What the wheel brings, told by a tool that is not among it.
+sbom: $(VENV)/.wheel  ## Write dist/redlease.cdx.json, the wheel and its dependencies as CycloneDX lists them.
+	@rm -rf build/sbom && $(BIN)/python -m venv build/sbom/of && $(BIN)/python -m venv build/sbom/by
+	@build/sbom/of/bin/pip install --quiet dist/redlease-*.whl
+	@build/sbom/by/bin/pip install --quiet "cyclonedx-bom>=7"
+	@build/sbom/by/bin/cyclonedx-py environment --output-file dist/redlease.cdx.json build/sbom/of/bin/python
 
 failover: $(VENV)/.test  ## Kill masters under Sentinels and in clusters, and measure who holds when, in minutes; ARGS="--runs 3" fewer.
 	@PYTHONPATH=tests/support $(BIN)/python proof/failover.py $(ARGS)

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import linearizable
-from judges import Findings, judge
-from records import History
+from episodes import Fault, Scene
+from judges import Findings, judge, since_loss
+from proxy import Proxy
+from records import MS, History
 from rounds import Workload, running
 from servers import Server
 
 REDLEASE = Workload("redlease", histories=40)
 # Neither has semaphores; python-redis-lock knows whole seconds only.
 OTHERS = {name: Workload(name, histories=20, capacities=(1,)) for name in ("redis-py", "python-redis-lock")}
+# Each of its processes is a JVM, so CI does without it.
+REDISSON = Workload("redisson", histories=20, capacities=(1,))
 
 
-async def record_and_judge(
-    workload: Workload, count: int, seed: int, engine: str = "valkey9", keep: Path | None = None
+async def record_and_judge(  # noqa: PLR0917  in the order in which one thinks of them
+    workload: Workload,
+    count: int,
+    seed: int,
+    engine: str = "valkey9",
+    keep: Path | None = None,
+    fault: Fault | None = None,
 ) -> Findings:
     """Run rounds until there are so many histories, each round judged while the next one runs.
 
@@ -27,29 +37,42 @@ async def record_and_judge(
         seed: What processes do, and when they are stopped and killed, is drawn from it. How calls interleave is not.
         engine: The server: "valkey9", "redis7" or "redis62".
         keep: Where the operations of histories with violations are written to.
+        fault: What strikes in each round, in place of a stop and a kill of processes.
     """
     findings, recorded = Findings(), 0
     judging: asyncio.Task[Findings] | None = None
-    with Server(engine) as server:
-        async with running(workload, server.url, seed) as rounds:
+    lease_ns = int(workload.lease * 1000) * MS if fault is not None and not fault.keeps else None
+    async with contextlib.AsyncExitStack() as stack:
+        server = stack.enter_context(Server(engine, *(fault.arguments if fault else ())))
+        proxy = await stack.enter_async_context(Proxy(server.port)) if fault and fault.by_proxy else None
+        async with running(workload, proxy.url if proxy else server.url, seed) as rounds:
+            if fault is not None:
+                strike = fault.strike
+                rounds.strike = lambda draw: strike(Scene(server, proxy, draw))
             while recorded < count:
                 histories = await rounds.run()
                 recorded += len(histories)
                 if judging is not None:
                     findings.add(await judging)
-                judging = asyncio.create_task(asyncio.to_thread(judge_all, histories, keep))
+                judging = asyncio.create_task(asyncio.to_thread(judge_all, histories, keep, lease_ns))
             if judging is not None:
                 findings.add(await judging)
-            findings.judged.update(histories=recorded, stopped=rounds.stopped, killed=rounds.killed)
+            findings.judged.update(
+                histories=recorded, faults=rounds.struck, stopped=rounds.stopped, killed=rounds.killed
+            )
     return findings
 
 
-def judge_all(histories: list[History], keep: Path | None = None) -> Findings:
-    """Judge histories by Porcupine and by our own checks, and keep those that are wrong."""
-    findings, verdicts = Findings(), linearizable.judge(histories)
+def judge_all(histories: list[History], keep: Path | None = None, lease_ns: int | None = None) -> Findings:
+    """Judge histories by Porcupine and by our own checks, and keep those that are wrong.
+
+    `lease_ns`: of the longest lease, if the server lost its data meanwhile.
+    """
+    judged = histories if lease_ns is None else [since_loss(history) for history in histories]
+    findings, verdicts = Findings(), linearizable.judge(judged)
     for history in histories:
-        found = judge(history)
-        verdict = verdicts[history.name]["verdict"] if history.operations else "Ok"
+        found = judge(history, lease_ns=lease_ns)
+        verdict = verdicts.get(history.name, {"verdict": "Ok"})["verdict"]
         if verdict != "Ok":
             found.violations.append(f"{history.name}: exclusion: Porcupine says {verdict}")
         if found.violations and keep is not None:

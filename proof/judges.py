@@ -35,11 +35,12 @@ class Findings:
         return Counter(violation.split(": ")[1] for violation in self.violations)
 
 
-def judge(history: History) -> Findings:
-    """Judge one history."""
+def judge(history: History, *, lease_ns: int | None = None) -> Findings:
+    """Judge one history; `lease_ns`: of the longest lease, if the server lost its data when the fault struck."""
     findings = Findings()
     findings.judged.update(op.op for op in history.operations)
-    for kind, said in itertools.chain(fences(history), order(history, findings), losses(history, findings)):
+    exempt = order(history, findings) if lease_ns is None else outlived(history, lease_ns)
+    for kind, said in itertools.chain(fences(history), exempt, losses(history, findings)):
         findings.violations.append(f"{history.name}: {kind}: {said}")
     return findings
 
@@ -80,6 +81,24 @@ def order(history: History, findings: Findings) -> Iterator[tuple[str, str]]:
                 findings.judged["pairs in order"] += 1
                 if precedes(second, first, releases):
                     yield "order", f"{second.ticket} passed {first.ticket}, which was seen waiting"
+
+
+def outlived(history: History, lease_ns: int) -> Iterator[tuple[str, str]]:
+    """Over a loss of data: who was granted before it is told for one lease at most that it holds."""
+    lost, _ = history.struck
+    for each in history.operations:
+        if each.op == "check" and each.fence < lost // 1000 and each.call > lost + lease_ns:
+            yield "exclusion", f"{each.ticket} outlived a loss of data by {(each.call - lost) / MS:.0f} ms"
+
+
+def since_loss(history: History) -> History:
+    """Return what happened to permits that were granted after the data was lost: a history of its own, from nothing.
+
+    A fence is the server's time in µs, so it tells when it was granted.
+    """
+    _, back = history.struck
+    kept = [each for each in history.operations if each.fence > back // 1000]
+    return History(history.name, history.capacity, kept)
 
 
 def precedes(second: Operation, first: Operation, releases: dict[str, int]) -> bool:

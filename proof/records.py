@@ -62,7 +62,7 @@ class Loss:
 
 @dataclass
 class History:
-    """All that happened on one resource."""
+    """All that happened on one resource; `struck`: from when until when a fault struck."""
 
     name: str
     capacity: int
@@ -70,6 +70,7 @@ class History:
     seen: list[Seen] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     stalls: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    struck: tuple[int, int] = (0, 0)
 
 
 class Recorder:

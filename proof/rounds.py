@@ -1,4 +1,7 @@
-"""Rounds of the workload: processes on one server, of which one is stopped past its leases and one is killed."""
+"""Rounds of the workload: processes on one server, and a fault in each round.
+
+Unless another fault is given, one process is stopped past its leases and one is killed.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from children import freeze
 from libraries import Plan
-from records import History, read
+from records import History, now, read
 
 WORKER = Path(__file__).parent / "worker.py"
 ROUND_WITHIN = 120.0  # seconds
@@ -31,7 +34,6 @@ class Workload(NamedTuple):
     waiter_lease: float = 0.8  # shorter: a renewal then never ends a lease earlier, and what a client knows lasts
     processes: int = 5
     capacities: tuple[int, ...] = (1, 1, 2, 4)
-    faults: bool = True
 
 
 class Process:
@@ -59,7 +61,8 @@ class Rounds:
     def __init__(self, workload: Workload, url: str, directory: Path, seed: int) -> None:
         self.workload, self.url, self.directory, self.seed = workload, url, directory, seed
         self.processes: list[Process] = []
-        self.stopped = self.killed = 0
+        self.strike: Callable[[random.Random], Awaitable[None]] = self.disturb
+        self.stopped = self.killed = self.struck = 0
         self._started = self._round = 0
 
     async def start(self) -> Process:
@@ -89,10 +92,15 @@ class Rounds:
         for process in self.processes:
             process.begin(order)
         paths = [process.path for process in self.processes]
-        if work.faults:
-            await self.disturb(draw)
+        await asyncio.sleep(draw.uniform(0.05, 0.6))
+        since = now()
+        await self.strike(draw)
+        struck = (since, now())
+        self.struck += 1
         await asyncio.gather(*(process.over() for process in self.processes))
         histories = read(paths, {plan.name: plan.capacity for plan in plans})
+        for history in histories:
+            history.struck = struck
         for path in paths:
             path.write_bytes(b"")
         while len(self.processes) < work.processes:
@@ -103,7 +111,6 @@ class Rounds:
         """Stop one process for longer than a lease and a place last, and kill another meanwhile."""
         stopped, killed = draw.sample(self.processes, 2)
         longest = max(self.workload.lease, self.workload.waiter_lease)
-        await asyncio.sleep(draw.uniform(0.05, 0.6))
         freeze(stopped.process.pid)
         self.stopped += 1
         try:

@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from libraries import LIBRARIES, Plan
 from records import MS, Recorder, now
+from redisson import OfRedisson
 
 LOOK_S = 0.05
 STALL_NS = 200 * MS
@@ -20,12 +23,15 @@ STALL_NS = 200 * MS
 
 async def watch_stalls(url: str, recorder: Recorder) -> None:
     """Record when this process, or the server, stood still; end the process if its clock is not the server's."""
-    client = redis.asyncio.Redis.from_url(url)
+    client = redis.asyncio.Redis.from_url(url, retry=Retry(NoBackoff(), 0))
     last = now()
     while True:
         await asyncio.sleep(LOOK_S)
         since = now()
-        seconds, micros = await client.time()
+        try:
+            seconds, micros = await client.time()
+        except (redis.RedisError, OSError):  # the server is away: the next answer tells for how long
+            continue
         at = now()
         if not since - MS <= (seconds * 1_000_000 + micros) * 1000 <= at + MS:
             sys.exit("the clock of this host is not the clock of the server")
@@ -39,7 +45,7 @@ async def main(library: str, url: str, path: str, client: int) -> None:
     name = f"p{client}"
     logging.disable()  # of the losses that are provoked
     recorder = Recorder(Path(path), client)
-    one = LIBRARIES[library](url, recorder)
+    one = (LIBRARIES | {"redisson": OfRedisson})[library](url, recorder)
     await one.open()
     watching = asyncio.create_task(watch_stalls(url, recorder))
     while line := await asyncio.to_thread(sys.stdin.readline):

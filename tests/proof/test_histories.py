@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from campaign import OTHERS, REDLEASE, judge_all, record_and_judge
+from episodes import FAULTS
 from records import MS, History, Loss, Operation, Seen
 
 # Go builds Porcupine when it is asked for the first time on a machine.
@@ -19,6 +20,16 @@ async def test_histories_keep_the_promises() -> None:
     assert findings.judged["acquire"] > 1000
     assert findings.judged["pairs in order"] > 1000
     assert findings.judged["losses"] > 10
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_server_that_fails_breaks_no_promise(fault: str) -> None:
+    """However it fails, all promises hold; where data was lost, exclusion from one lease later on, and fences grow."""
+    few = REDLEASE._replace(histories=8, processes=3)
+    findings = await record_and_judge(few, 8, seed=16, fault=FAULTS[fault])
+    assert findings.violations == []
+    assert findings.judged["faults"] == 1
+    assert findings.judged["acquire"] > 30
 
 
 @pytest.mark.parametrize("library", OTHERS)
@@ -83,6 +94,21 @@ def test_a_planted_violation_is_found(kind: str, operation: str, ticket: str, va
     wrong = history()
     change(wrong, operation, ticket, **values)
     assert kind in judge_all([wrong]).kinds()
+
+
+def test_what_outlives_a_loss_of_data_is_found() -> None:
+    """Who was granted before a loss may hold beside others for one lease, and no longer."""
+    lost = history()
+    lost.struck = (13 * MS, 13 * MS)
+    for each in lost.operations:
+        each.fence += 20_000 * (each.ticket in "cd")  # in µs: these were granted after it
+    change(lost, "check", "b", call=31 * MS, returned=32 * MS)
+    assert judge_all([lost], lease_ns=20 * MS).violations == []
+    change(lost, "check", "b", call=40 * MS, returned=41 * MS)
+    assert judge_all([lost], lease_ns=20 * MS).kinds() == {"exclusion": 1}
+    change(lost, "check", "b", call=31 * MS, returned=32 * MS)
+    change(lost, "acquire", "d", call=24 * MS, returned=26 * MS)
+    assert judge_all([lost], lease_ns=20 * MS).kinds() == {"exclusion": 1}
 
 
 def test_a_planted_change_of_order_is_found() -> None:
