@@ -27,6 +27,7 @@ CLIENTS, TASKS, RESOURCES = 3, 20, 12  # tasks of each client
 LOAD_S = 7.0  # of a cycle, with one fault
 REST_S = 4.0  # longer than all leases, and than keys of names that are used once
 LEASE_S, IDLE_TTL_S = 1.0, 2.0
+CALL_S = 60.0  # longer than a machine under load may take to answer
 GROWTH_MB = 8.0  # of a process, from its first to its last third: the allocator's own unrest
 STRIKES = {name: fault for name, fault in FAULTS.items() if not fault.by_proxy and not fault.arguments}
 
@@ -108,7 +109,8 @@ async def soak(seconds: float, seed: int, engine: str = "valkey9") -> tuple[list
     ends = time.monotonic() + seconds
     with Server(engine) as server:
         async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(Redlease.from_url(server.url)) for _ in range(CLIENTS)]
+            made = [Redlease.from_url(server.url, call_timeout=CALL_S) for _ in range(CLIENTS)]
+            clients = [await stack.enter_async_context(each) for each in made]
             while len(samples) < 2 or time.monotonic() < ends:
                 until = time.monotonic() + min(LOAD_S, seconds / 2)
                 seeds = [draw.getrandbits(32) for _ in range(CLIENTS * TASKS)]
