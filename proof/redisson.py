@@ -67,7 +67,7 @@ class OfRedisson(Library):
         jpype.startJVM(*JVM, classpath=[str(jars() / "*")])
         config = jpype.JClass("org.redisson.config.Config")()
         config.setLockWatchdogTimeout(int(self.lease * 1000))
-        config.useSingleServer().setAddress(self.url)
+        config.useSingleServer().setAddress(self.url.removesuffix("/0"))
         self.client: Any = await asyncio.to_thread(jpype.JClass("org.redisson.Redisson").create, config)
         self.failed = jpype.JException
         self.threads = ThreadPoolExecutor(64)
