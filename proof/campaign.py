@@ -10,7 +10,7 @@ import linearizable
 from episodes import Fault, Scene
 from judges import Findings, judge, since_loss
 from proxy import Proxy
-from records import MS, History
+from records import History
 from rounds import Workload, running
 from servers import Server
 
@@ -41,7 +41,7 @@ async def record_and_judge(  # noqa: PLR0917  in the order in which one thinks o
     """
     findings, recorded = Findings(), 0
     judging: asyncio.Task[Findings] | None = None
-    lease_ns = int(workload.lease * 1000) * MS if fault is not None and not fault.keeps else None
+    kept = fault is None or fault.keeps
     async with contextlib.AsyncExitStack() as stack:
         server = stack.enter_context(Server(engine, *(fault.arguments if fault else ())))
         proxy = await stack.enter_async_context(Proxy(server.port)) if fault and fault.by_proxy else None
@@ -54,7 +54,7 @@ async def record_and_judge(  # noqa: PLR0917  in the order in which one thinks o
                 recorded += len(histories)
                 if judging is not None:
                     findings.add(await judging)
-                judging = asyncio.create_task(asyncio.to_thread(judge_all, histories, keep, lease_ns))
+                judging = asyncio.create_task(asyncio.to_thread(judge_all, histories, keep, kept))
             if judging is not None:
                 findings.add(await judging)
             findings.judged.update(
@@ -63,15 +63,18 @@ async def record_and_judge(  # noqa: PLR0917  in the order in which one thinks o
     return findings
 
 
-def judge_all(histories: list[History], keep: Path | None = None, lease_ns: int | None = None) -> Findings:
+def judge_all(histories: list[History], keep: Path | None = None, kept: bool | None = True) -> Findings:
     """Judge histories by Porcupine and by our own checks, and keep those that are wrong.
 
-    `lease_ns`: of the longest lease, if the server lost its data meanwhile.
+    `kept`: whether the server kept its data when the fault struck, None if that is not known. If it may have lost them,
+    it is counted in how many histories that shows.
     """
-    judged = histories if lease_ns is None else [since_loss(history) for history in histories]
-    findings, verdicts = Findings(), linearizable.judge(judged)
+    findings, verdicts = Findings(), linearizable.judge(histories)
+    if not kept:
+        findings.judged["data missed"] = sum(verdict["verdict"] != "Ok" for verdict in verdicts.values())
+        verdicts = linearizable.judge([since_loss(history) for history in histories])
     for history in histories:
-        found = judge(history, lease_ns=lease_ns)
+        found = judge(history, kept=kept)
         verdict = verdicts.get(history.name, {"verdict": "Ok"})["verdict"]
         if verdict != "Ok":
             found.violations.append(f"{history.name}: exclusion: Porcupine says {verdict}")

@@ -137,20 +137,20 @@ class Fault(NamedTuple):
     Attributes:
         strike: Makes it happen.
         arguments: Of the server.
-        keeps: Whether the server has its data afterwards: then all promises hold. Else exclusion holds from one lease
-            later on, and among those who were granted since; and fences grow.
+        keeps: Whether the server has its data afterwards, None if that is not sure. If so, all promises hold. If not,
+            exclusion holds from one lease later on, and among those who were granted since; and fences grow.
         by_proxy: Whether the processes reach the server by a proxy.
     """
 
     strike: Callable[[Scene], Awaitable[None]]
     arguments: tuple[str, ...] = ()
-    keeps: bool = True
+    keeps: bool | None = True
     by_proxy: bool = False
 
 
 FAULTS = {
     "kill -9, appendfsync always": Fault(server_killed, (*APPEND, "always")),
-    "kill -9, appendfsync everysec": Fault(server_killed, (*APPEND, "everysec"), keeps=False),
+    "kill -9, appendfsync everysec": Fault(server_killed, (*APPEND, "everysec"), keeps=None),
     "kill -9, no persistence": Fault(server_killed, keeps=False),
     "FLUSHALL": Fault(data_flushed, keeps=False),
     "SIGSTOP of the server": Fault(server_stopped),

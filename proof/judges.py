@@ -35,12 +35,12 @@ class Findings:
         return Counter(violation.split(": ")[1] for violation in self.violations)
 
 
-def judge(history: History, *, lease_ns: int | None = None) -> Findings:
-    """Judge one history; `lease_ns`: of the longest lease, if the server lost its data when the fault struck."""
+def judge(history: History, *, kept: bool | None = True) -> Findings:
+    """Judge one history; `kept`: whether the server kept its data when the fault struck, None if that is not known."""
     findings = Findings()
     findings.judged.update(op.op for op in history.operations)
-    exempt = order(history, findings) if lease_ns is None else outlived(history, lease_ns)
-    for kind, said in itertools.chain(fences(history), exempt, losses(history, findings)):
+    which = order(history, findings) if kept else outlived(history) if kept is False else ()
+    for kind, said in itertools.chain(fences(history), which, losses(history, findings)):
         findings.violations.append(f"{history.name}: {kind}: {said}")
     return findings
 
@@ -83,11 +83,11 @@ def order(history: History, findings: Findings) -> Iterator[tuple[str, str]]:
                     yield "order", f"{second.ticket} passed {first.ticket}, which was seen waiting"
 
 
-def outlived(history: History, lease_ns: int) -> Iterator[tuple[str, str]]:
+def outlived(history: History) -> Iterator[tuple[str, str]]:
     """Over a loss of data: who was granted before it is told for one lease at most that it holds."""
-    lost, _ = history.struck
+    before, lost = history.struck
     for each in history.operations:
-        if each.op == "check" and each.fence < lost // 1000 and each.call > lost + lease_ns:
+        if each.op == "check" and each.fence < before // 1000 and each.call > lost + history.lease_ns:
             yield "exclusion", f"{each.ticket} outlived a loss of data by {(each.call - lost) / MS:.0f} ms"
 
 

@@ -19,7 +19,7 @@ from relay_models import RELAY
 
 OTHERS_HISTORIES = 100
 PARTS = ("histories", "episodes", "libraries", "specification")
-COLUMNS = ("faults", "histories", "acquire", "check", "pairs in order", "losses")
+COLUMNS = ("faults", "histories", "acquire", "check", "pairs in order", "losses", "data missed")
 
 
 class Proof:

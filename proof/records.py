@@ -62,7 +62,7 @@ class Loss:
 
 @dataclass
 class History:
-    """All that happened on one resource; `struck`: from when until when a fault struck."""
+    """All that happened on one resource; `struck`: from when until when a fault struck; `lease_ns`: of all leases."""
 
     name: str
     capacity: int
@@ -71,6 +71,7 @@ class History:
     losses: list[Loss] = field(default_factory=list)
     stalls: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     struck: tuple[int, int] = (0, 0)
+    lease_ns: int = 0
 
 
 class Recorder:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from children import freeze
 from libraries import Plan
-from records import History, now, read
+from records import MS, History, now, read
 
 WORKER = Path(__file__).parent / "worker.py"
 ROUND_WITHIN = 120.0  # seconds
@@ -100,7 +100,7 @@ class Rounds:
         await asyncio.gather(*(process.over() for process in self.processes))
         histories = read(paths, {plan.name: plan.capacity for plan in plans})
         for history in histories:
-            history.struck = struck
+            history.struck, history.lease_ns = struck, int(work.lease * 1000) * MS
         for path in paths:
             path.write_bytes(b"")
         while len(self.processes) < work.processes:

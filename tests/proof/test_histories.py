@@ -99,16 +99,16 @@ def test_a_planted_violation_is_found(kind: str, operation: str, ticket: str, va
 def test_what_outlives_a_loss_of_data_is_found() -> None:
     """Who was granted before a loss may hold beside others for one lease, and no longer."""
     lost = history()
-    lost.struck = (13 * MS, 13 * MS)
+    lost.struck, lost.lease_ns = (13 * MS, 13 * MS), 20 * MS
     for each in lost.operations:
         each.fence += 20_000 * (each.ticket in "cd")  # in µs: these were granted after it
     change(lost, "check", "b", call=31 * MS, returned=32 * MS)
-    assert judge_all([lost], lease_ns=20 * MS).violations == []
+    assert judge_all([lost], kept=False).violations == []
     change(lost, "check", "b", call=40 * MS, returned=41 * MS)
-    assert judge_all([lost], lease_ns=20 * MS).kinds() == {"exclusion": 1}
+    assert judge_all([lost], kept=False).kinds() == {"exclusion": 1}
     change(lost, "check", "b", call=31 * MS, returned=32 * MS)
     change(lost, "acquire", "d", call=24 * MS, returned=26 * MS)
-    assert judge_all([lost], lease_ns=20 * MS).kinds() == {"exclusion": 1}
+    assert judge_all([lost], kept=False).kinds() == {"exclusion": 1}
 
 
 def test_a_planted_change_of_order_is_found() -> None:
