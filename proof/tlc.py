@@ -79,6 +79,8 @@ def check(module: str, config: str, *, long: bool = False) -> Verdict:
         shutil.copytree(SPECIFICATIONS, scratch, dirs_exist_ok=True)
         (Path(scratch) / f"{module}.cfg").write_text(config)
         jvm = ["-XX:+UseParallelGC"] if long else ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        # It unpacks its standard modules there: those of a run beside it may be half-written.
+        jvm += [f"-Djava.io.tmpdir={scratch}"]
         command = ["java", *jvm, "-Xmx2g", "-cp", str(jar()), "tlc2.TLC", "-workers", str(WORKERS)]
         done = subprocess.run(
             [*command, "-metadir", f"{scratch}/states", f"{module}.tla"],
