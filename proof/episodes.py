@@ -39,11 +39,11 @@ class Scene:
         """Change a setting of the server for the block, by a client with one connection."""
         # One connection for both: a server with too many clients takes no further one.
         with redis.Redis.from_url(self.server.unix_url, single_connection_client=True) as client:
-            await asyncio.to_thread(client.config_set, name, during)
+            await asyncio.to_thread(client.execute_command, "CONFIG", "SET", name, during)
             try:
                 yield client
             finally:
-                await asyncio.to_thread(client.config_set, name, after)
+                await asyncio.to_thread(client.execute_command, "CONFIG", "SET", name, after)
 
 
 async def server_stopped(scene: Scene) -> None:
@@ -111,7 +111,7 @@ async def script_busy(scene: Scene) -> None:
 async def too_many_clients(scene: Scene) -> None:
     """Close all connections, and refuse new ones past all leases."""
     async with scene.setting("maxclients", 1, 10_000) as client:
-        await asyncio.to_thread(client.client_kill_filter, _type="normal", skipme=True)
+        await asyncio.to_thread(client.execute_command, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await scene.pass_leases()
 
 

@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from redis.asyncio import ConnectionPool
@@ -58,7 +58,7 @@ class Patience:
         self._late = 0  # attempts that ran out of time
 
     @contextlib.asynccontextmanager
-    async def attempt(self, first_s: float) -> AsyncGenerator[None]:
+    async def attempt(self, first_s: float) -> AsyncIterator[None]:
         """Limits one attempt; `first_s`: the limit if none was late before.
 
         Raises:
