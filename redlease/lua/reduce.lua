@@ -18,6 +18,8 @@ call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so a
 local shared = string.byte(record) == 48 and '0' or ''
 call('HSET', state, 't' .. ticket, shared .. format('%d', weight) .. string.match(record, '^%d+( .*)$'))
 used, excess = used - its_weight + weight, excess - its_weight + weight
+local key = turns.of(ticket)
+if key then turns.use(key, weight - its_weight) end
 note('reduced', ticket, held_fence, weight, now - since, label)
 local more = grant_waiting()
 commit(now, idle)

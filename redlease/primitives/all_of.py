@@ -12,7 +12,8 @@ from redlease.hold import Hold
 from redlease.limits import Duration
 from redlease.options import checked_hold_options
 
-from .semaphore import Semaphore, Units
+from .semaphore import Semaphore
+from .units import Units
 
 
 class Holds(tuple[Hold, ...]):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from redlease import clock, events, limits
 from redlease.errors import NotReplicated, RedleaseError
@@ -26,24 +26,9 @@ from redlease.tickets import GONE, Adopted
 
 from .control import ResourceControl
 from .guarded import Decorator
+from .units import Units
 
 logger = logging.getLogger("redlease")
-
-
-class Units(NamedTuple):
-    """So many units of a semaphore, for `Redlease.all`. Made by `Semaphore.weighted`."""
-
-    pool: Semaphore
-    weight: int
-
-    @property
-    def total(self) -> int:
-        """The weight of the permit that is acquired."""
-        return self.weight * self.pool._usual.weight
-
-    def check(self, owner: str | None, ticket: str | None, metadata: dict[str, str] | None, priority: int) -> None:
-        """Raises ValueError for a parameter that an acquire of these units would refuse."""
-        self.pool._usual.changed(None, ticket, self.weight, owner, metadata, priority=priority)
 
 
 class Semaphore(ResourceControl):
@@ -71,6 +56,8 @@ class Semaphore(ResourceControl):
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        key: str | None = None,
+        share: float = 1,
         on_lost: OnLost = "cancel",
         max_hold: Duration | None = None,
     ) -> HoldRequest:
@@ -87,6 +74,9 @@ class Semaphore(ResourceControl):
             metadata: Shown by `inspect()`.
             priority: From 0 to 100. For each step that its priority is above theirs, the request may be served before
                 up to ten earlier ones; those of equal priority are served in the order of arrival.
+            key: Requests with different keys take turns, however many of each wait: a customer, say. Those of one key
+                are served in the order of arrival. Requests without a key take turns as one more key.
+            share: How large a share of the turns its key gets beside keys of share 1, from 0.001 to 1000.
             on_lost: "cancel" cancels the body when the permit is lost, "signal" only sets `hold.lost`.
             max_hold: Seconds after which renewal stops and the lease runs out.
 
@@ -102,7 +92,7 @@ class Semaphore(ResourceControl):
             ValueError: A parameter is wrong, or the weight can never fit.
         """
         fate = checked_hold_options(on_lost, max_hold)
-        wish = self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority)
+        wish = self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority, key=key, share=share)
         return HoldRequest(self._resource.name, self._obtain, wish, fate)
 
     def guarded(
@@ -167,6 +157,8 @@ class Semaphore(ResourceControl):
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        key: str | None = None,
+        share: float = 1,
     ) -> Permit:
         """Acquires a permit as data, which redlease does not renew: it expires after `lease` seconds.
 
@@ -174,7 +166,7 @@ class Semaphore(ResourceControl):
         errors are those of `hold`, except `on_lost`, `max_hold` and `LeaseLost`.
         """
         permit = await self._acquire_permit(
-            self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority)
+            self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority, key=key, share=share)
         )
         if permit is None:
             raise not_queued(self.name, ticket)
@@ -187,6 +179,7 @@ class Semaphore(ResourceControl):
         weight: int = 1,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
+        key: str | None = None,
     ) -> Permit | None:
         """Acquires a permit if capacity is free, else returns None. Never queues, and never passes a waiter.
 
@@ -197,7 +190,7 @@ class Semaphore(ResourceControl):
             RedleaseError: The server refused, or the client is closed.
             ValueError: A parameter is wrong, or the weight can never fit.
         """
-        return await self._acquire_permit(self._usual.changed(0.0, ticket, weight, owner, metadata))
+        return await self._acquire_permit(self._usual.changed(0.0, ticket, weight, owner, metadata, key=key))
 
     async def adopt(
         self, permit: Permit, *, refence: bool = True, on_lost: OnLost = "cancel", max_hold: Duration | None = None
@@ -216,7 +209,7 @@ class Semaphore(ResourceControl):
         fate = checked_hold_options(on_lost, max_hold)
         self._session.check_open()
         terms = self._terms._replace(owner=self._terms.owner or own_name())
-        written = arguments.label(terms.owner, limits.checked_metadata(permit.metadata, is_new=False))
+        written = arguments.label(terms.owner, limits.checked_metadata(permit.metadata, is_new=False), permit.key or "")
         forget_ticket = self._session.remembered.claim_ticket(self._resource, permit.ticket)
         # A repeated call uses the same request id, so that it gets what a call with a lost reply was granted.
         key = (self._resource.state_key, permit.ticket, permit.fence)
@@ -355,10 +348,12 @@ class Semaphore(ResourceControl):
             wish = self._owned(wish)
         if ticket is None:
             ask = AcquireRequest(
-                self._resource, wish.terms, own_ticket, request, wish.weight, wish.packed, 0, packed_ids
+                *(self._resource, wish.terms, own_ticket, request, wish.weight, wish.packed, 0, packed_ids, wish.turn.key)
             )
             return ask, _nothing
-        ask = AcquireRequest(self._resource, wish.terms, ticket, request, wish.weight, wish.packed)
+        ask = AcquireRequest(
+            self._resource, wish.terms, ticket, request, wish.weight, wish.packed, key=wish.turn.key
+        )
         return ask, session.remembered.claim_ticket(self._resource, ticket)
 
     def _owned(self, wish: AcquireOptions) -> AcquireOptions:
@@ -379,6 +374,7 @@ class Semaphore(ResourceControl):
         return Permit(
             *(self.name, ask.ticket, granted.fence, ask.weight, granted.capacity, terms.lease_ms),
             *(granted.granted_at_ms, granted.expires_at_ms, terms.owner, dict(wish.metadata)),
+            key=wish.turn.key or None,
         )
 
     async def _obtain(self, wish: AcquireOptions, *, claim: bool = False) -> Obtained:

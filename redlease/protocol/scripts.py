@@ -40,7 +40,7 @@ def operation(
 ) -> Script:
     """Makes an operation from a file in the `lua` directory of a package; `keys`: with those of the resource."""
     text = read_lua("redlease", "parts/prelude") + read_lua(package, name)
-    for part in ("state", "queue", "share"):
+    for part in ("state", "queue", "turns", "share"):
         text = text.replace(f"--#include {part}\n", read_lua("redlease", f"parts/{part}"))
     return Script(name, args, text, keys, deliver_after_pushes=deliver_after_pushes)
 
@@ -49,6 +49,7 @@ ACQUIRE = operation(
     "acquire",
     "ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label",
 )
+ACQUIRE_FOR_KEY = Script(ACQUIRE.name, " ".join((*ACQUIRE.args[1:], "key")), ACQUIRE.text)
 RELEASE = operation("release", "ticket request fence tombstone_ms notify idle_ttl_ms", deliver_after_pushes=True)
 RENEW = operation("renew", "ticket fence lease_ms shorten idle_ttl_ms")
 ADOPT = operation("adopt", "ticket fence request place lease_ms refence idle_ttl_ms label")
@@ -56,7 +57,7 @@ BEAT = operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
 REDUCE = operation("reduce", "ticket fence weight idle_ttl_ms")
 RESIZE = operation("resize", "capacity idle_ttl_ms")
 INSPECT = operation(
-    "inspect", "most_holders most_waiters bytes after_deadline after_ticket after_sequence most_counted"
+    "inspect", "most_holders most_waiters bytes after_deadline after_ticket after_entry most_counted"
 )
 TOTALS = operation("totals", "most")
 HISTORY = operation("history", "before most")

@@ -1,5 +1,6 @@
 -- queue: reaping and granting, for the operations that need it. scripts.py puts it where they say `--#include queue`.
 
+--#include turns
 local BATCH = 100 -- how many entries one call reaps or grants at most: a long script blocks the whole server
 local FORGET_MS = 60000 -- how long a lapsed place is kept, so that a late copy cannot revive it
 
@@ -33,10 +34,15 @@ end
 local function remove_holder(ticket, weight)
   if call('ZREM', holders, ticket) == 1 then used, excess = used - weight, excess - weight + 1 end
   call('HDEL', state, 't' .. ticket)
+  local key = turns.of(ticket)
+  if key then
+    turns.use(key, -weight)
+    turns.remove(ticket)
+  end
 end
 
 local function remove_waiter(ticket)
-  call('ZREM', queue, ticket)
+  turns.leave(ticket)
   call('HDEL', state, 't' .. ticket)
 end
 
@@ -58,6 +64,7 @@ local function lapse(ticket, weight, ended)
     local _, its_fence, _, since, _, _, label = parse(call('HGET', state, 't' .. ticket) or '')
     if its_fence then note('lost', ticket, its_fence, weight, ended - since, label) end
   end
+  local key, _, share = turns.of(ticket)
   remove_holder(ticket, weight)
   local until_ms = ended + tonumber(call('HGET', state, 'y') or 0)
   if until_ms > now and string.byte(ticket) ~= 255 then
@@ -65,6 +72,10 @@ local function lapse(ticket, weight, ended)
     call('HSET', state, 't' .. name, format('%d 0 0 %d - - ', weight, now))
     lease_until(name, until_ms)
     used, excess = used + weight, excess + weight - 1
+    if key then
+      turns.add(name, key, share, 0)
+      turns.use(key, weight)
+    end
   end
 end
 
@@ -85,21 +96,25 @@ local function grant_waiting()
   if capacity == 0 then return 0 end -- the state was deleted: the next acquire declares the capacity
   local budget, reaped = BATCH, used >= capacity
   if reaped then budget = budget - reap(budget) end
+  if raised > 0 then turns.raise(BATCH) end
   while budget > 0 and used < capacity do
-    local head = call('ZRANGE', queue, 0, 0)[1]
-    if not head then return 0 end
-    local text = call('HGET', state, 't' .. head)
+    local head, entry, tag, key = turns.first()
+    if not head and (reaped or keyed == 0) then return raised > 0 and 1 or 0 end
+    local text = head and call('HGET', state, 't' .. head)
     local weight, _, lease, since, place, request, label = parse(text or '')
     local lapses = weight and lasts(place, request)
-    if not lapses then
+    if not head then -- all who wait are of keys at their limits, maybe by holders whose leases have ended
+      reaped, budget = true, budget + 1 - reap(budget)
+    elseif not lapses then
       remove_waiter(head)
     elseif weight > capacity then
       remove_waiter(head)
       publish_to_sharers(place, request, 'm', ' ' .. capacity)
+    elseif key and turns.park(entry, key, weight) then -- it is the next key's turn
     elseif used + weight <= capacity then
       -- In this order: while its slot moves to another node, a missing key cannot be created, and the script fails here.
       make_holder(head, weight, lease, place, request, label, lapses, since)
-      call('ZREM', queue, head)
+      turns.take(entry, tag, key, weight)
       publish_to_sharers(place, request, 'g', format(' %.0f %.0f %.0f %d', fence, now, lapses, capacity))
     elseif not reaped then
       reaped, budget = true, budget + 1 - reap(budget)
@@ -118,7 +133,7 @@ local function soonest()
   local at = first and tonumber(first)
   if not first and excess > 0 then return 0 end -- only the holders key was deleted or evicted
   if used < capacity then
-    local head = call('ZRANGE', queue, 0, 0)[1]
+    local head = turns.first()
     local _, _, _, _, place, request = parse(head and call('HGET', state, 't' .. head) or '')
     if place then
       local lapses = lasts(place, request) or now
@@ -130,7 +145,7 @@ end
 
 -- Notifies the first waiter that a lease ends earlier than its client expects.
 local function publish_to_head()
-  local head = call('ZRANGE', queue, 0, 0)[1]
+  local head = turns.first() or turns.ticket(call('ZRANGE', queue, 0, 0)[1])
   local _, _, _, _, place, request = parse(head and call('HGET', state, 't' .. head) or '')
   for other in string.gmatch(place and '{' .. place .. '}' .. request or '', '{([^}]*)}') do publish(other, 'l 0 ' .. state) end
 end

@@ -2,18 +2,26 @@
 
 local fence, sequence, capacity, declared, used, excess, record
 local expires, tombstones, watched
+local keyed, virtual, start, numbers, raised, key_limit -- see turns.lua, which not all operations include
+local turns
 local was -- the header as it was read
 local new_holder, new_waiter = false, false -- whether a key may have been created that has no expiry yet
 
 -- Reads the header and one ticket's record. It is the first access to state and holders: a key of a wrong type fails here.
 local function read(ticket)
-  was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n')
+  was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g', 'b')
   fence, excess = was[1] and tonumber(was[1]) or 0, was[2] and tonumber(was[2]) or 0
   used = call('ZCARD', holders) + excess
   capacity, declared = was[3] and tonumber(was[3]) or 0, was[4] and tonumber(was[4]) or 0
   sequence, expires = was[5] and tonumber(was[5]) or 0, was[6] and tonumber(was[6]) or 0
   tombstones, watched = was[7] and tonumber(was[7]) or 0, was[8] and tonumber(was[8]) or 0
   record = was[9]
+  key_limit = tonumber(was[12] or 0)
+  keyed, virtual, start, numbers, raised = 0, 0, 0, 0, 0
+  if was[11] then
+    keyed, virtual, start, numbers, raised = string.match(was[11], '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
+    keyed, virtual, start, numbers, raised = keyed + 0, virtual + 0, start + 0, numbers + 0, raised + 0
+  end
 end
 
 local function parse(text)
@@ -70,6 +78,11 @@ local function commit(deadline, idle)
     if was[3] then note('resized', '', '0', capacity, 0, '') end
   end
   if declared ~= (tonumber(was[4]) or 0) then set('d', format('%d', declared)) end
+  if keyed > 0 then
+    set('g', format('%d %.0f %.0f %.0f %.0f', keyed, virtual, start, numbers, raised))
+  elseif was[11] then
+    call('HDEL', state, 'g')
+  end
   if size > 2 then call(unpack(changes, 1, size)) end
   if due then
     expire_all()
