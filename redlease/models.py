@@ -89,8 +89,8 @@ class Snapshot:
         resource: Its name.
         capacity: Units that may be held at once.
         holders: The permits held, in the order of their grants.
-        waiters: The live waiters, in the order in which they will be granted; where requests have keys, those of one key
-            are in that order, and the first of each key before the others.
+        waiters: The live waiters, in the order in which they will be granted. Where requests have keys, those of one
+            key are in that order, and the first of each key stands before the others.
         fence: The last fence granted, 0 if none is known.
         server_time_ms: When the snapshot was taken.
         in_use: Units in use in all, however many holders are listed.

@@ -38,7 +38,7 @@ class Durability:
 
 OnLost = Literal["cancel", "signal"]
 # Timeout, ticket, owner, metadata, priority, key and share of most requests.
-USUAL = (None, None, None, None, 0, None, 1)
+USUAL: tuple[object, ...] = (None, None, None, None, 0, None, 1)
 
 
 def own_name() -> str:

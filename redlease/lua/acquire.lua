@@ -13,12 +13,13 @@
 -- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 100 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease, idle, label = tonumber(ARGV[7]), tonumber(ARGV[11]), ARGV[12]
+local is_plain = ARGV[6] == '1' and not ARGV[13]
 
 -- What is usual: a new ticket of weight 1, on a resource without state or with the declared capacity unchanged; no tombstone,
 -- no watcher, no history, and no expiry of the keys to extend. Same effect as the general path after it.
 local was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g')
 local fence = clock[1] * 1000000 + clock[2]
-if ARGV[6] == '1' and not was[6] and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
+if is_plain and not was[6] and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
   local deadline, its_fence = now + lease, format('%d', fence)
   local ends = format('%d', now + math.max(lease, idle) + math.floor(idle / 64))
   call('ZADD', holders, format('%d', deadline), ticket)
@@ -28,7 +29,7 @@ if ARGV[6] == '1' and not was[6] and call('ZCARD', holders) + call('ZCARD', queu
   call('PEXPIREAT', state, ends)
   return {tag, GRANTED, fence, now, deadline, tonumber(ARGV[8])}
 end
-if ARGV[6] == '1' and not was[9] and not was[10] and not was[11] and was[4] == ARGV[8] and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
+if is_plain and not was[9] and not was[10] and not was[11] and was[4] == ARGV[8] and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
   and fence > tonumber(was[1] or 0) and (not was[7] or now >= tonumber(was[7])) and (not was[8] or now >= tonumber(was[8])) then
   local capacity, used, waiting = tonumber(was[3]), call('ZCARD', holders) + (was[2] or 0), call('ZCARD', queue)
   local since = format('%d', now)
@@ -137,7 +138,7 @@ if record then
     was_until = tonumber(call('ZSCORE', holders, ticket) or 0)
     kept = was_until > now
   else
-    kept = lasts(its_place, its_request) and call('ZSCORE', queue, ticket)
+    kept = lasts(its_place, its_request) and turns.score(ticket)
   end
   if kept then
     if its_weight ~= weight then return {tag, OTHER_WEIGHT, its_weight} end
@@ -177,8 +178,9 @@ if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
       remove_waiter(ticket)
     end
   end
+  if key and key_limit > 0 and not queued_since then reap(BATCH) end -- its key may be at its limit by expired permits, though capacity is free
   more = grant_waiting()
-  if (key_limit > 0 or (call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity))) and reap(BATCH) == BATCH then more = 1 end
+  if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) and reap(BATCH) == BATCH then more = 1 end
   if was_capacity > capacity then publish_capacity() end
   commit(deadline, idle)
   changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10], [11] = keyed > 0}, false
@@ -225,6 +227,7 @@ elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
         if ahead < most then break end
       end
     end
+    if was[11] then store_turns() end
     if arrival == 0 and at >= ahead then call('HSET', state, 'l', format('%d', now)) end
   else
     at = ahead
@@ -235,7 +238,7 @@ if waiter_lease == 0 then return {tag, BUSY, more} end
 
 if queued_since then
   local its_key, _, _, arrived = turns.of(ticket)
-  its_sequence = its_key and arrived or tonumber(call('ZSCORE', queue, ticket))
+  its_sequence = its_key and arrived or turns.score(ticket)
 elseif key then
   call('HSET', state, 't' .. ticket, share.record(weight, '0', lease, now, place, claim, label))
   turns.add(ticket, key, share_of_key, its_sequence)

@@ -21,8 +21,8 @@ from .checkpoints import Checkpoints, SequenceProgress
 from .leader import Leader
 from .rwlock import RWLock
 from .semaphore import Lock, Semaphore
-from .units import Units
 from .sequence import Item, Retry, SequenceRun
+from .units import Units
 
 NAMES_KEPT = 1024  # how many resources, with their encoded keys, are cached
 
@@ -108,8 +108,9 @@ class PrimitiveFactory:
                 what it sent late arrives before the next holder begins. It is a setting of the resource, which the next
                 acquire stores; None leaves it as it is, at first 0. At most `idle_ttl`.
             history: See the class.
-            per_key: Units that requests with one `key` may hold at once; 0 for no such limit. A key at its limit does not
-                hold up others. It is a setting of the resource, as `lock_delay` is. Requests without a key have none.
+            per_key: Units that requests with one `key` may hold at once; 0 for no such limit. A key at its limit does
+                not hold up others. It is a setting of the resource, as `lock_delay` is. Requests without a key have
+                none.
             durability: How many replicas must have a grant before the caller gets it; by default none.
 
         Raises:

@@ -348,12 +348,20 @@ class Semaphore(ResourceControl):
             wish = self._owned(wish)
         if ticket is None:
             ask = AcquireRequest(
-                *(self._resource, wish.terms, own_ticket, request, wish.weight, wish.packed, 0, packed_ids, wish.turn.key)
+                *(
+                    self._resource,
+                    wish.terms,
+                    own_ticket,
+                    request,
+                    wish.weight,
+                    wish.packed,
+                    0,
+                    packed_ids,
+                    wish.turn.key,
+                )
             )
             return ask, _nothing
-        ask = AcquireRequest(
-            self._resource, wish.terms, ticket, request, wish.weight, wish.packed, key=wish.turn.key
-        )
+        ask = AcquireRequest(self._resource, wish.terms, ticket, request, wish.weight, wish.packed, key=wish.turn.key)
         return ask, session.remembered.claim_ticket(self._resource, ticket)
 
     def _owned(self, wish: AcquireOptions) -> AcquireOptions:

@@ -56,9 +56,7 @@ ADOPT = operation("adopt", "ticket fence request place lease_ms refence idle_ttl
 BEAT = operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
 REDUCE = operation("reduce", "ticket fence weight idle_ttl_ms")
 RESIZE = operation("resize", "capacity idle_ttl_ms")
-INSPECT = operation(
-    "inspect", "most_holders most_waiters bytes after_deadline after_ticket after_entry most_counted"
-)
+INSPECT = operation("inspect", "most_holders most_waiters bytes after_deadline after_ticket after_entry most_counted")
 TOTALS = operation("totals", "most")
 HISTORY = operation("history", "before most")
 POSITION = operation("position", "ticket")

@@ -18,11 +18,11 @@ from redlease import clock
 from redlease.errors import RedleaseError
 from redlease.events import Queued as QueuedEvent
 from redlease.log import about
-from redlease.protocol import arguments, encoding, scripts
+from redlease.protocol import arguments, scripts
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.encoding import Resource
 from redlease.protocol.faults import ErrorReply
-from redlease.protocol.replies import Beaten, Granted, Message, Queued, Status
+from redlease.protocol.replies import Granted, Message, Queued, Status
 from redlease.protocol.snapshots import LOOKS_AT_ONCE
 from redlease.transport.base import CLOSED, Reached, Reply, Transport, everything
 
@@ -79,7 +79,12 @@ class PendingAcquire:
         self._asked_from = asked_from = (session.name or session.take_name()) if place is None else place.name
         self.sent = True
         tail = arguments.acquire_tail(ask, asked_from, was_queued=self.place is not None)
-        link.send(resource, scripts.ACQUIRE_FOR_KEY if ask.key else scripts.ACQUIRE, tail, partial(self._answered, now_ms, asked_from))
+        link.send(
+            resource,
+            scripts.ACQUIRE_FOR_KEY if ask.key else scripts.ACQUIRE,
+            tail,
+            partial(self._answered, now_ms, asked_from),
+        )
         return True
 
     def _answered(self, sent_ms: float, asked_from: str, reply: Reply) -> None:

@@ -6,7 +6,7 @@ is: `docs/protocol.md` names the calls and their arguments.
 - P1 and P8, exclusion and strict expiry: only unexpired permits count against the capacity, and no call revives an
   expired one. See `fits`, `reap` and `holder`.
 - P2, order: the queue is served in the order of arrival, less ten for each step of a priority, and nobody passes its
-  head. See `advance` and `enter`.
+  head. See `advance` and `enter`. Requests with keys take turns, see `Turns`.
 - P3, fencing: each fence is greater than every one before it, also after the server has lost the resource. See
   `next_fence` and `forgotten`.
 - P4, liveness: whatever frees capacity grants it to the live head of the queue in the same call; dead waiters are
@@ -15,7 +15,8 @@ is: `docs/protocol.md` names the calls and their arguments.
   `refusal_of_repeat`, `repeat_held` and `repeat_queued`.
 
 P6 and P7 are promises of a client and not of the server. The messages that the server publishes are not in the model,
-nor is the limit of 100 entries that one call grants or removes.
+nor is the limit of 100 entries that one call grants or removes. Where requests have keys, what the server tells of
+places in the queue is a guess, and what the model tells another one.
 
 One thing is as it is for the sake of the server's speed: expired entries are removed late. An expired permit occupies
 its units until a call that lacks capacity removes it, and a dead waiter its rank until it is the head.
@@ -30,6 +31,7 @@ from typing import Any
 from redlease.protocol.replies import Status
 
 from .entries import Delay, Entry, claimed, claimed_by_waiter, is_late, read_asked
+from .turns import Turns
 
 Reply = list[Any]  # what a call replies after its tag
 
@@ -57,6 +59,7 @@ class Model:
         lock_delay: How long the units of an expired permit stay in use.
         delays: Those that do.
         lasted: How long holds lasted of late whose release others waited for, if there were any.
+        turns: The turns that keys take.
 
     Example:
         >>> model = Model(clock=1_700_000_000_000_000)
@@ -80,6 +83,7 @@ class Model:
     lock_delay: int = 0
     delays: list[Delay] = field(default_factory=list)
     lasted: float | None = None
+    turns: Turns = field(default_factory=Turns)
 
     # Time, and what it ends
 
@@ -98,6 +102,17 @@ class Model:
         ends += [held.deadline for held in self.held.values()]
         ends += [*self.places.values(), *self.tombstones.values()]
         self.kept_until = max(self.kept_until, *ends)
+        self.note_keys()
+
+    def note_keys(self) -> None:
+        """Forget the virtual time with the last ticket that has a key."""
+        if not self.has_keys:
+            self.turns.reset()
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a ticket has a key."""
+        return any(entry.key for entry in (*self.users(), *self.queue.values()))
 
     def is_live(self, entry: Entry) -> bool:
         """Tell whether the lease of a permit, or one of the places of a waiter, is unexpired."""
@@ -111,7 +126,11 @@ class Model:
 
     def used(self) -> int:
         """Return the units in use, those of expired permits that no call has removed yet among them."""
-        return sum(held.weight for held in self.held.values()) + sum(delay.weight for delay in self.delays)
+        return sum(user.weight for user in self.users())
+
+    def users(self) -> list[Entry | Delay]:
+        """Return what is in use: the permits, and what stands for expired ones."""
+        return [*self.held.values(), *self.delays]
 
     def waiters(self) -> list[Entry]:
         """Return the queue in its order, dead waiters included."""
@@ -123,7 +142,10 @@ class Model:
 
     def reap(self) -> None:
         """Remove the expired permits, and the delays that are over."""
-        self.delays = [delay for delay in self.delays if delay.until > self.now]
+        over = [delay for delay in self.delays if delay.until <= self.now]
+        self.delays = [delay for delay in self.delays if delay not in over]
+        for delay in over:
+            self.give_turn(delay.key)
         for held in [held for held in self.held.values() if not self.is_live(held)]:
             self.remove(held)
 
@@ -144,19 +166,51 @@ class Model:
             return
         if self.used() >= self.capacity:
             self.reap()
-        for queued in self.waiters():
-            if self.used() >= self.capacity:
-                return
-            if self.is_live(queued) and queued.weight <= self.capacity:
-                if not self.fits(queued.weight):
-                    self.reap()
-                if not self.fits(queued.weight):
+        if self.turns.is_raised and self.used() < self.capacity:
+            self.turns.is_raised = False
+            for key in list(self.turns.numbers):
+                self.give_turn(key)
+        while self.used() < self.capacity:
+            queued = self.turns.first(list(self.queue.values()))
+            if queued is None:  # nobody waits, or all at the limits of their keys, maybe by expired permits
+                if not self.queue or not self.has_expired:
                     return
-                self.grant(queued, self.place_ends(queued))
-            del self.queue[queued.ticket]
+                self.reap()
+            elif not self.is_live(queued) or queued.weight > self.capacity:
+                self.remove(queued)
+            elif self.turns.over_limit(self.users(), queued.key, queued.weight):
+                queued.tag = None  # the limit has become lower
+            elif self.fits(queued.weight):
+                self.take(queued)
+            elif self.has_expired:
+                self.reap()
+            else:
+                return
 
-    def make_way(self, weight: int) -> None:
+    @property
+    def has_expired(self) -> bool:
+        """Whether `reap` would remove something."""
+        return any(not self.is_live(held) for held in self.held.values()) or any(
+            delay.until <= self.now for delay in self.delays
+        )
+
+    def take(self, queued: Entry) -> None:
+        """Grant a waiter, whose turn it is."""
+        tag = self.turns.tag_of(queued)
+        self.grant(queued, self.place_ends(queued))
+        del self.queue[queued.ticket]
+        if self.has_keys:
+            self.turns.taken(queued, tag)
+        self.give_turn(queued.key)
+
+    def give_turn(self, key: str, begun: int | None = None) -> None:
+        """Let the next waiter of a key be its first, if none is."""
+        self.turns.give_turn(list(self.queue.values()), self.users(), key, begun)
+
+    def make_way(self, weight: int, key: str) -> None:
         """Grant the queue before a request is refused or queued, and remove expired permits if it does not fit then."""
+        if key and self.turns.limit:
+            self.reap()
         self.advance()
         if not self.queue and not self.fits(weight):
             self.reap()
@@ -164,8 +218,9 @@ class Model:
     def soonest(self) -> int:
         """Return the ms until an expiry can let a waiter proceed; -1: there is none."""
         ends = [*(held.deadline for held in self.held.values()), *(delay.until for delay in self.delays)]
-        if self.queue and self.used() < self.capacity:
-            ends.append(self.place_ends(self.waiters()[0]) or self.now)
+        first = self.turns.first(list(self.queue.values()))
+        if first is not None and self.used() < self.capacity:
+            ends.append(self.place_ends(first) or self.now)
         return max(0, min(ends) - self.now) if ends else -1
 
     # The operations
@@ -182,33 +237,46 @@ class Model:
         waiter_lease: int,
         most: int,
         idle: int,
+        key: str = "",
     ) -> Reply:
-        """Request a permit, or repeat a request; `asked`: a weight, or with it a priority, and a delay or nothing."""
-        weight, priority, delay = read_asked(asked)
+        """Request a permit, or repeat a request; `asked`: a weight, or with it a priority and settings."""
+        weight, priority, delay, per_key, share = read_asked(asked)
         known = self.find(ticket)
         live = known if known and self.is_live(known) else None
         if refused := self.refusal_of_repeat(live, request, place, weight):
             return refused
         if live and live.fence:
             self.lock_delay = self.lock_delay if delay is None else delay
+            self.limit_keys(per_key)
             return self.repeat_held(live, request, place, lease, idle)
         wanted, declared = self.terms(capacity, arrival)
-        at_once = not known and not self.queue and self.used() + weight <= wanted
-        if not at_once and (refused := self.refusal(weight, wanted, place if waiter_lease else "")):
+        at_once = not known and not self.queue and self.used() + weight <= wanted and not key
+        limit = self.turns.limit if per_key is None else per_key
+        if not at_once and (
+            refused := self.refusal(weight, wanted, limit if key else 0, place if waiter_lease else "")
+        ):
             return refused
+        self.limit_keys(per_key)
         was_declared = self.declared if declared != self.declared else 0
         self.capacity, self.declared = wanted, declared
         if live:
             reply = self.repeat_queued(live, request, place, lease, waiter_lease)
         else:
             self.remove(known)
-            entry = Entry(ticket, weight, lease, [(place, request)], self.now, abs(int(arrival)))
+            claims = [(place, request)]
+            entry = Entry(ticket, weight, lease, claims, self.now, abs(int(arrival)), key=key, share=share if key else 1)
             reply = self.enter(entry, place, waiter_lease, most, priority)
         self.lock_delay = self.lock_delay if delay is None else delay
         self.keep(idle if reply[0] in {Status.GRANTED, Status.QUEUED} else 0)  # a refusal is no use of the resource
         if reply[0] == Status.QUEUED:
             return [*reply[:-1], self.capacity, was_declared, reply[-1], self.now]
         return [*reply, was_declared] if reply[0] == Status.GRANTED else reply
+
+    def limit_keys(self, limit: int | None) -> None:
+        """Set how many units one key may have."""
+        if limit is not None and limit != self.turns.limit:
+            self.turns.is_raised |= limit == 0 or 0 < self.turns.limit < limit
+            self.turns.limit = limit
 
     def terms(self, capacity: int, arrival: str) -> tuple[int, int]:
         """Return the capacity, and the last declared one, after a request that declares one.
@@ -227,10 +295,12 @@ class Model:
             return [Status.OTHER_WEIGHT, live.weight]
         return [Status.WITHDRAWN] if live and is_late(live, request, place) else []
 
-    def refusal(self, weight: int, capacity: int, place: str) -> Reply:
+    def refusal(self, weight: int, capacity: int, limit: int, place: str) -> Reply:
         """Return the reply to a request that can never fit, or whose place is gone; empty if it is neither."""
         if weight > capacity:
             return [Status.MISFIT, capacity]
+        if 0 < limit < weight:
+            return [Status.MISFIT, limit]
         return [Status.LAPSED] if self.places.get(place, self.now + 1) <= self.now else []
 
     def repeat_held(self, held: Entry, request: str, place: str, lease: int, idle: int) -> Reply:
@@ -247,7 +317,7 @@ class Model:
         if waiter_lease:
             queued.claims, queued.lease = claims, lease
             self.places[place] = max(self.places.get(place, 0), self.now + waiter_lease)
-        self.make_way(queued.weight)
+        self.make_way(queued.weight, "")
         if queued.ticket in self.held:
             queued.claims, queued.lease = claims, lease
             queued.deadline = queued.deadline_from(self.now, lease)
@@ -258,14 +328,16 @@ class Model:
 
     def enter(self, entry: Entry, place: str, waiter_lease: int, most: int, priority: int) -> Reply:
         """Grant a new request if nobody is ahead of it and it fits, or queue it."""
-        if self.queue or not self.fits(entry.weight):
-            self.make_way(entry.weight)
+        if self.queue or entry.key or not self.fits(entry.weight):
+            self.make_way(entry.weight, entry.key)
         returns = entry.arrival > 0
         sequence = entry.arrival or self.sequence + 1
         entry.arrival = entry.arrival or sequence - 10 * priority
-        if not self.ahead_of(entry) and self.fits(entry.weight):
+        tag = self.turns.goes_first(list(self.queue.values()), self.users(), entry)
+        if tag is not None and self.fits(entry.weight):
             self.sequence += bool(self.queue)
             self.grant(entry, self.now + entry.lease)
+            self.turns.virtual = max(self.turns.virtual, tag)
             return self.granted(entry)
         waiting = len(self.queue)
         if waiter_lease and not returns and 0 <= most <= waiting:
@@ -277,6 +349,7 @@ class Model:
         more = int(len(self.queue) < waiting)
         reply = [Status.QUEUED, entry.arrival, self.ahead_of(entry), self.soonest(), more]
         self.queue[entry.ticket] = entry
+        self.turns.enter(list(self.queue.values()), self.users(), entry)
         self.sequence = max(self.sequence, sequence)
         self.places[place] = max(self.places.get(place, 0), self.now + waiter_lease)
         return reply
@@ -291,7 +364,7 @@ class Model:
             if len(self.queue) < most:
                 break
             if not self.is_live(queued):
-                del self.queue[queued.ticket]
+                self.remove(queued)
 
     def granted(self, held: Entry) -> Reply:
         """Return the reply to who has a permit."""
@@ -355,6 +428,7 @@ class Model:
         held = self.holder(ticket, fence)
         if held is not None and weight < held.weight:
             held.weight = weight
+            self.give_turn(held.key)
             self.advance()
             self.keep(idle)
         return [int(held is not None), 0]
@@ -413,6 +487,7 @@ class Model:
         if entry is None:
             return
         del (self.held if entry.fence else self.queue)[entry.ticket]
+        self.give_turn(entry.key, None if entry.tag is None else entry.tag - entry.cost)
         until = entry.deadline + self.lock_delay
         if entry.fence and not self.is_live(entry) and until > self.now:
-            self.delays.append(Delay(entry.ticket, entry.weight, entry.deadline, until, self.now))
+            self.delays.append(Delay(entry.ticket, entry.weight, entry.deadline, until, self.now, entry.key))

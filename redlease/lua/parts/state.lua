@@ -56,6 +56,15 @@ local function note(event, ticket, its_fence, weight, ms, label)
   redis.pcall('XADD', history, 'MAXLEN', '~', was[10], '*', 'e', event, 't', ticket, 'f', its_fence, 'w', weight, 'm', ms, 'o', owner)
 end
 
+-- Writes how many tickets have a key, and the virtual time.
+local function store_turns()
+  if keyed > 0 then
+    call('HSET', state, 'g', format('%d %.0f %.0f %.0f %.0f', keyed, virtual, start, numbers, raised))
+  else
+    call('HDEL', state, 'g')
+  end
+end
+
 local function expire_all()
   for i = 1, 4 do call('PEXPIREAT', KEYS[i], format('%d', expires)) end
 end
@@ -78,11 +87,7 @@ local function commit(deadline, idle)
     if was[3] then note('resized', '', '0', capacity, 0, '') end
   end
   if declared ~= (tonumber(was[4]) or 0) then set('d', format('%d', declared)) end
-  if keyed > 0 then
-    set('g', format('%d %.0f %.0f %.0f %.0f', keyed, virtual, start, numbers, raised))
-  elseif was[11] then
-    call('HDEL', state, 'g')
-  end
+  if keyed > 0 or was[11] then store_turns() end
   if size > 2 then call(unpack(changes, 1, size)) end
   if due then
     expire_all()

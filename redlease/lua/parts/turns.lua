@@ -47,6 +47,13 @@ function turns.of(ticket)
   return key, turns.member(tonumber(sequence), ticket), tonumber(share), tonumber(sequence)
 end
 
+-- Returns where a ticket is in the queue, nil if it is not.
+function turns.score(ticket)
+  local _, entry = turns.of(ticket)
+  local score = call('ZSCORE', queue, entry)
+  return score and tonumber(score)
+end
+
 local function read_key(key)
   local held, number, head = string.match(call('HGET', state, 'q' .. key) or '0 0 ', '^(%d+) (%d+) (.*)$')
   return tonumber(held), tonumber(number), head
@@ -108,7 +115,7 @@ end
 
 -- Returns the tag of a new request if it goes before all who wait, else nil; and how many are before it, about.
 function turns.before_all(key, weight, sequence, ticket, share)
-  local _, entry, lowest, its_key = turns.first()
+  local _, entry, lowest, its_key = turns.first(key)
   if not key then
     local others = call('ZCOUNT', queue, '-inf', format('(%d', sequence))
     local tag = (call('ZCOUNT', queue, '-inf', '(' .. score_of(0)) > 0 and start or virtual) + cost(weight, 1)
@@ -159,9 +166,10 @@ function turns.leave(ticket)
 end
 
 -- Returns the waiter that is granted next, its entry, its tag and its key; nothing if no one waits, or all are at their limits.
-function turns.first()
+-- There is no tag where neither a ticket nor the request in hand has a key.
+function turns.first(key)
   local low = call('ZRANGE', queue, 0, 0, 'WITHSCORES')
-  if keyed == 0 then return low[1], low[1] end
+  if keyed == 0 and not key then return low[1], low[1] end
   local ticket, tag
   if low[1] and tonumber(low[2]) < HEADS then
     ticket, tag = low[1], start + cost(weight_of(low[1]), 1)
