@@ -73,9 +73,9 @@ if not weight then
   local its_weight, its_priority, delay, entries, per_key, its_share =
     string.match(ARGV[6], '^(%d+) (%d+) (%d*) ?(%d*) ?(%d*) ?([%d.]*)$')
   weight, priority, share_of_key = tonumber(its_weight), tonumber(its_priority), tonumber(its_share) or 1
-  if per_key ~= '' and tonumber(per_key) ~= key_limit then
-    if tonumber(per_key) == 0 or (key_limit > 0 and tonumber(per_key) > key_limit) then raised = 1 end
-    key_limit = tonumber(per_key)
+  if per_key ~= '' and tonumber(per_key) ~= turns.limit then
+    if tonumber(per_key) == 0 or (turns.limit > 0 and tonumber(per_key) > turns.limit) then turns.raised = 1 end
+    turns.limit = tonumber(per_key)
     set('b', per_key)
   end
   if delay ~= '' then set('y', delay) end
@@ -155,7 +155,7 @@ if record then
 end
 
 if weight > capacity then return {tag, MISFIT, capacity} end
-if key and key_limit > 0 and weight > key_limit then return {tag, MISFIT, key_limit} end
+if key and turns.limit > 0 and weight > turns.limit then return {tag, MISFIT, turns.limit} end
 if waiter_lease > 0 and lapses and tonumber(lapses) <= now then return {tag, LAPSED} end
 
 if queued_since and waiter_lease > 0 then
@@ -178,19 +178,19 @@ if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
       remove_waiter(ticket)
     end
   end
-  if key and key_limit > 0 and not queued_since then reap(BATCH) end -- its key may be at its limit by expired permits, though capacity is free
+  if key and turns.limit > 0 and not queued_since then reap(BATCH) end -- its key may be at its limit by expired permits, though capacity is free
   more = grant_waiting()
   if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) and reap(BATCH) == BATCH then more = 1 end
   if was_capacity > capacity then publish_capacity() end
   commit(deadline, idle)
-  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10], [11] = keyed > 0}, false
+  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10]}, false
   ahead, wait = call('ZCARD', queue), soonest()
 end
 
 -- A priority moves a request forward by a bounded number of arrivals: so many later ones, and no more, may pass an earlier one.
 local its_sequence = arrival > 0 and arrival or sequence + 1 - 10 * priority
 local before, turn = ahead, nil -- how many are granted first; the tag, if there are keys
-if not queued_since and (key or keyed > 0) then
+if not queued_since and (key or turns.count > 0) then
   turn, before = turns.before_all(key, weight, its_sequence, ticket, share_of_key)
 elseif not queued_since and (arrival > 0 or priority ~= 0) then
   before = call('ZCOUNT', queue, '-inf', format('(%d', its_sequence))
@@ -199,7 +199,7 @@ end
 if queued_since then
   local its_key, entry = turns.of(ticket)
   before = call('ZRANK', queue, entry)
-  if before and keyed > 0 then before = turns.rank(its_key, entry) end
+  if before and turns.count > 0 then before = turns.rank(its_key, entry) end
   if not before then -- granted just now
     local text = call('HGET', state, 't' .. ticket)
     if not text then return {tag, LAPSED} end -- and deleted: see `commit`
@@ -208,7 +208,7 @@ if queued_since then
   end
 elseif before == 0 and used + weight <= capacity and (turn or not key) then
   if ahead > 0 then set('s', format('%d', sequence + 1)) end -- it passes those who wait, and counts as an arrival
-  virtual = math.max(virtual, turn or 0)
+  turns.virtual = math.max(turns.virtual, turn or 0)
   return grant()
 elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
   -- Only live waiters count. The queue may contain dead ones behind its head if a place has lapsed since the last full
@@ -227,7 +227,7 @@ elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
         if ahead < most then break end
       end
     end
-    if was[11] then store_turns() end
+    turns.store()
     if arrival == 0 and at >= ahead then call('HSET', state, 'l', format('%d', now)) end
   else
     at = ahead

@@ -14,7 +14,7 @@ if capacity == 0 or not alive(place) then return {tag, LAPSED} end
 local key, entry = turns.of(ticket)
 local function rank()
   local found = call('ZRANK', queue, entry)
-  return found and keyed > 0 and turns.rank(key, entry) or found
+  return found and turns.count > 0 and turns.rank(key, entry) or found
 end
 local wait, ahead, more = soonest(), rank(), 0
 local deadline = now + waiter_lease

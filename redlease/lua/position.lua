@@ -23,10 +23,10 @@ if deadline and tonumber(deadline) > now then return {tag, 0, 0} end
 local key, entry = turns.of(ticket)
 local rank, units = record and call('ZRANK', queue, entry), waits(record)
 if not rank or not units then return {tag, -1, -1} end
-local unchecked = keyed > 0 and turns.rank(key, entry) or math.max(0, rank - CHECKED)
+local unchecked = turns.count > 0 and turns.rank(key, entry) or math.max(0, rank - CHECKED)
 local place = 1 + unchecked
 units = units + unchecked
-for _, other in ipairs(keyed == 0 and rank > 0 and call('ZRANGE', queue, unchecked, rank - 1) or {}) do
+for _, other in ipairs(turns.count == 0 and rank > 0 and call('ZRANGE', queue, unchecked, rank - 1) or {}) do
   local weight = waits(call('HGET', state, 't' .. other))
   if weight then place, units = place + 1, units + weight end
 end

@@ -216,7 +216,7 @@ class Semaphore(ResourceControl):
         # A permit granted to a lost call has expired by then, unless another process renews it.
         lasts_ms = self._connection.limit_ms + terms.lease_ms
         request = self._session.remembered.adoption(key, self._session.hold_ids, lasts_ms)
-        ask = AcquireRequest(self._resource, terms, permit.ticket, request, permit.weight)
+        ask = AcquireRequest(self._resource, terms, permit.ticket, request, permit.weight, key=permit.key or "")
         told: list[Message] = []
         self._tickets.listen(request, told.append)
         try:
@@ -342,27 +342,18 @@ class Semaphore(ResourceControl):
 
     def _ask(self, wish: AcquireOptions, ids: RequestIds) -> tuple[AcquireRequest, Callable[[], None]]:
         """Returns the request, and a callback that frees its ticket for reuse in this client."""
-        session, ticket = self._session, wish.ticket
-        own_ticket, request, packed_ids = ids.draw()
+        drawn, request, packed_ids = ids.draw()
         if not wish.terms.owner:
             wish = self._owned(wish)
-        if ticket is None:
-            ask = AcquireRequest(
-                *(
-                    self._resource,
-                    wish.terms,
-                    own_ticket,
-                    request,
-                    wish.weight,
-                    wish.packed,
-                    0,
-                    packed_ids,
-                    wish.turn.key,
-                )
-            )
-            return ask, _nothing
-        ask = AcquireRequest(self._resource, wish.terms, ticket, request, wish.weight, wish.packed, key=wish.turn.key)
-        return ask, session.remembered.claim_ticket(self._resource, ticket)
+        if wish.ticket is None:
+            weight, packed, key = wish.weight, wish.packed, wish.turn.key
+            return AcquireRequest(
+                self._resource, wish.terms, drawn, request, weight, packed, 0, packed_ids, key
+            ), _nothing
+        ask = AcquireRequest(
+            self._resource, wish.terms, wish.ticket, request, wish.weight, wish.packed, key=wish.turn.key
+        )
+        return ask, self._session.remembered.claim_ticket(self._resource, wish.ticket)
 
     def _owned(self, wish: AcquireOptions) -> AcquireOptions:
         """Returns the options with the default owner, which names the current process."""

@@ -97,8 +97,8 @@ class Asked(NamedTuple):
 def read_asked(asked: int | str) -> Asked:
     """Parse the argument `weight`."""
     weight, priority, delay, _, per_key, share = (str(asked).split(" ") + 6 * [""])[:6]
-    settings = (int(text) if text else None for text in (delay, per_key))
-    return Asked(int(weight), int(priority or 0), *settings, float(share or 1))
+    lock_delay, limit = (int(text) if text else None for text in (delay, per_key))
+    return Asked(int(weight), int(priority or 0), lock_delay, limit, float(share or 1))
 
 
 def is_late(entry: Entry, request: str, place: str) -> bool:

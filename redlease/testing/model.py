@@ -166,10 +166,7 @@ class Model:
             return
         if self.used() >= self.capacity:
             self.reap()
-        if self.turns.is_raised and self.used() < self.capacity:
-            self.turns.is_raised = False
-            for key in list(self.turns.numbers):
-                self.give_turn(key)
+        self.after_raise()
         while self.used() < self.capacity:
             queued = self.turns.first(list(self.queue.values()))
             if queued is None:  # nobody waits, or all at the limits of their keys, maybe by expired permits
@@ -186,6 +183,13 @@ class Model:
                 self.reap()
             else:
                 return
+
+    def after_raise(self) -> None:
+        """Give turns to the keys that may have more units since their limit was raised."""
+        if self.turns.is_raised and self.used() < self.capacity:
+            self.turns.is_raised = False
+            for key in list(self.turns.numbers):
+                self.give_turn(key)
 
     @property
     def has_expired(self) -> bool:
@@ -264,7 +268,9 @@ class Model:
         else:
             self.remove(known)
             claims = [(place, request)]
-            entry = Entry(ticket, weight, lease, claims, self.now, abs(int(arrival)), key=key, share=share if key else 1)
+            entry = Entry(
+                ticket, weight, lease, claims, self.now, abs(int(arrival)), key=key, share=share if key else 1
+            )
             reply = self.enter(entry, place, waiter_lease, most, priority)
         self.lock_delay = self.lock_delay if delay is None else delay
         self.keep(idle if reply[0] in {Status.GRANTED, Status.QUEUED} else 0)  # a refusal is no use of the resource

@@ -75,7 +75,7 @@ class Turns:
         first, own = self.first(queue), self.waiting(queue, entry.key)
         begun = self.start if own and not entry.key else self.virtual
         head = next((queued for queued in own if queued.tag is not None), None)
-        tag = (begun if head is None else head.tag - head.cost) + entry.cost
+        tag = (begun if head is None else self.tag_of(head) - head.cost) + entry.cost
         if self.over_limit(users, entry.key, entry.weight) or any(self.precedes(other, entry) for other in own):
             return None
         is_own = first is not None and (first is head if entry.key else not first.key)
@@ -98,7 +98,7 @@ class Turns:
         begun = None
         for head in [queued for queued in self.waiting(queue, entry.key) if queued.tag is not None]:
             if entry.arrived < head.arrived:  # a priority, or its former place, puts it before the first
-                begun, head.tag = head.tag - head.cost, None
+                begun, head.tag = self.tag_of(head) - head.cost, None
         self.give_turn(queue, users, entry.key, begun)
 
     def taken(self, entry: Entry, tag: int) -> None:

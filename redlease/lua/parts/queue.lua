@@ -96,10 +96,10 @@ local function grant_waiting()
   if capacity == 0 then return 0 end -- the state was deleted: the next acquire declares the capacity
   local budget, reaped = BATCH, used >= capacity
   if reaped then budget = budget - reap(budget) end
-  if raised > 0 and used < capacity then turns.raise(BATCH) end
+  if turns.raised > 0 and used < capacity then turns.raise(BATCH) end
   while budget > 0 and used < capacity do
     local head, entry, tag, key = turns.first()
-    if not head and (reaped or keyed == 0 or call('ZCARD', queue) == 0) then return raised > 0 and 1 or 0 end
+    if not head and (reaped or turns.count == 0 or call('ZCARD', queue) == 0) then return turns.raised > 0 and 1 or 0 end
     local text = head and call('HGET', state, 't' .. head)
     local weight, _, lease, since, place, request, label = parse(text or '')
     local lapses = weight and lasts(place, request)

@@ -2,8 +2,7 @@
 
 local fence, sequence, capacity, declared, used, excess, record
 local expires, tombstones, watched
-local keyed, virtual, start, numbers, raised, key_limit -- see turns.lua, which not all operations include
-local turns
+local turns = {count = 0, virtual = 0, start = 0, numbers = 0, raised = 0} -- see turns.lua, which not all operations include
 local was -- the header as it was read
 local new_holder, new_waiter = false, false -- whether a key may have been created that has no expiry yet
 
@@ -16,11 +15,10 @@ local function read(ticket)
   sequence, expires = was[5] and tonumber(was[5]) or 0, was[6] and tonumber(was[6]) or 0
   tombstones, watched = was[7] and tonumber(was[7]) or 0, was[8] and tonumber(was[8]) or 0
   record = was[9]
-  key_limit = tonumber(was[12] or 0)
-  keyed, virtual, start, numbers, raised = 0, 0, 0, 0, 0
+  turns.stored, turns.limit = was[11], tonumber(was[12] or 0)
   if was[11] then
-    keyed, virtual, start, numbers, raised = string.match(was[11], '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
-    keyed, virtual, start, numbers, raised = keyed + 0, virtual + 0, start + 0, numbers + 0, raised + 0
+    local count, virtual, start, numbers, raised = string.match(was[11], '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
+    turns.count, turns.virtual, turns.start, turns.numbers, turns.raised = count + 0, virtual + 0, start + 0, numbers + 0, raised + 0
   end
 end
 
@@ -56,15 +54,6 @@ local function note(event, ticket, its_fence, weight, ms, label)
   redis.pcall('XADD', history, 'MAXLEN', '~', was[10], '*', 'e', event, 't', ticket, 'f', its_fence, 'w', weight, 'm', ms, 'o', owner)
 end
 
--- Writes how many tickets have a key, and the virtual time.
-local function store_turns()
-  if keyed > 0 then
-    call('HSET', state, 'g', format('%d %.0f %.0f %.0f %.0f', keyed, virtual, start, numbers, raised))
-  else
-    call('HDEL', state, 'g')
-  end
-end
-
 local function expire_all()
   for i = 1, 4 do call('PEXPIREAT', KEYS[i], format('%d', expires)) end
 end
@@ -87,7 +76,7 @@ local function commit(deadline, idle)
     if was[3] then note('resized', '', '0', capacity, 0, '') end
   end
   if declared ~= (tonumber(was[4]) or 0) then set('d', format('%d', declared)) end
-  if keyed > 0 or was[11] then store_turns() end
+  if turns.store then turns.store() end
   if size > 2 then call(unpack(changes, 1, size)) end
   if due then
     expire_all()

@@ -12,10 +12,9 @@
 -- The state has p<ticket> "share sequence key" for each ticket with a key, and q<key> "held number head": its units in use, its
 -- number, and the member that has a tag; empty if no one waits, or the key is at its limit.
 
+do
 local HEADS, REST = 2251799813685248, 4503599627370496 -- 2^51 and 2^52, so that tags and numbers are whole
 local ONE = 1000 -- a unit at share 1: tags are whole numbers
-
-turns = {}
 
 local function cost(weight, share)
   return math.max(1, math.min(2 ^ 31, math.floor(weight * ONE / share + 0.5)))
@@ -41,7 +40,7 @@ end
 
 -- Returns the key of a ticket, its entry in the queue, its share and its sequence; nil and the ticket if it has no key.
 function turns.of(ticket)
-  local text = keyed > 0 and call('HGET', state, 'p' .. ticket)
+  local text = turns.count > 0 and call('HGET', state, 'p' .. ticket)
   if not text then return nil, ticket end
   local share, sequence, key = string.match(text, '^(%S+) (%-?%d+) (.*)$')
   return key, turns.member(tonumber(sequence), ticket), tonumber(share), tonumber(sequence)
@@ -65,7 +64,7 @@ local function first_of_rest(number)
 end
 
 local function over_limit(held, weight)
-  return key_limit > 0 and held + weight > key_limit
+  return turns.limit > 0 and held + weight > turns.limit
 end
 
 -- Stores a key; one without a first waiter gets one, from that virtual time on, if it is below its limit.
@@ -90,24 +89,24 @@ end
 -- Adds a ticket with a key, before it holds or waits.
 function turns.add(ticket, key, share, sequence)
   call('HSET', state, 'p' .. ticket, format('%s %d ', share, sequence) .. key)
-  keyed = keyed + 1
+  turns.count = turns.count + 1
 end
 
 -- Forgets a ticket that neither holds nor waits any more.
 function turns.remove(ticket)
   call('HDEL', state, 'p' .. ticket)
-  keyed = keyed - 1
+  turns.count = turns.count - 1
 end
 
 -- Adds units to those that a key has in use, or takes them away.
 function turns.use(key, units)
   local held, number, head = read_key(key)
-  write_key(key, held + units, number, head, virtual)
+  write_key(key, held + units, number, head, turns.virtual)
 end
 
 -- Returns the virtual time at which the first waiter of a key became the first, or a new one would.
 local function started(head)
-  if head == '' then return virtual end
+  if head == '' then return turns.virtual end
   local ticket = turns.ticket(head)
   local _, _, share = turns.of(ticket)
   return call('ZSCORE', queue, head) - HEADS - cost(weight_of(ticket), share)
@@ -118,7 +117,7 @@ function turns.before_all(key, weight, sequence, ticket, share)
   local _, entry, lowest, its_key = turns.first(key)
   if not key then
     local others = call('ZCOUNT', queue, '-inf', format('(%d', sequence))
-    local tag = (call('ZCOUNT', queue, '-inf', '(' .. score_of(0)) > 0 and start or virtual) + cost(weight, 1)
+    local tag = (call('ZCOUNT', queue, '-inf', '(' .. score_of(0)) > 0 and turns.start or turns.virtual) + cost(weight, 1)
     if others == 0 and (not lowest or tag < lowest or not its_key) then return tag, 0 end
     return nil, others + call('ZCOUNT', queue, score_of(0), score_of(tag))
   end
@@ -133,10 +132,10 @@ end
 -- Queues a ticket with a key, whose record is written.
 function turns.enter(key, ticket, sequence)
   local held, number, head = read_key(key)
-  local member, from = turns.member(sequence, ticket), virtual
+  local member, from = turns.member(sequence, ticket), turns.virtual
   if number == 0 then
-    numbers = numbers + 1
-    number = numbers
+    turns.numbers = turns.numbers + 1
+    number = turns.numbers
   end
   if head ~= '' and member < head then -- a priority, or its former place, puts it before the first
     from = started(head)
@@ -148,7 +147,7 @@ function turns.enter(key, ticket, sequence)
 end
 
 function turns.enter_without_key(ticket, sequence)
-  if keyed > 0 and call('ZCOUNT', queue, '-inf', '(' .. score_of(0)) == 0 then start = virtual end
+  if turns.count > 0 and call('ZCOUNT', queue, '-inf', '(' .. score_of(0)) == 0 then turns.start = turns.virtual end
   call('ZADD', queue, format('%d', sequence), ticket)
 end
 
@@ -159,7 +158,7 @@ function turns.leave(ticket)
   call('ZREM', queue, member)
   if not key then return end
   local held, number, head = read_key(key)
-  local from = virtual
+  local from = turns.virtual
   if head == member then head, from = '', score - HEADS - cost(weight_of(ticket), share) end
   write_key(key, held, number, head, from)
   turns.remove(ticket)
@@ -169,10 +168,10 @@ end
 -- There is no tag where neither a ticket nor the request in hand has a key.
 function turns.first(key)
   local low = call('ZRANGE', queue, 0, 0, 'WITHSCORES')
-  if keyed == 0 and not key then return low[1], low[1] end
+  if turns.count == 0 and not key then return low[1], low[1] end
   local ticket, tag
   if low[1] and tonumber(low[2]) < HEADS then
-    ticket, tag = low[1], start + cost(weight_of(low[1]), 1)
+    ticket, tag = low[1], turns.start + cost(weight_of(low[1]), 1)
   end
   local head = call('ZRANGEBYSCORE', queue, score_of(0), '(' .. format('%.0f', REST), 'WITHSCORES', 'LIMIT', 0, 1)
   if head[1] and (not tag or head[2] - HEADS < tag) then
@@ -185,13 +184,13 @@ end
 function turns.take(member, tag, key, weight)
   call('ZREM', queue, member)
   if not tag then return end
-  virtual = math.max(virtual, tag)
+  turns.virtual = math.max(turns.virtual, tag)
   if not key then
-    start = virtual
+    turns.start = turns.virtual
     return
   end
   local held, number = read_key(key)
-  write_key(key, held + weight, number, '', virtual)
+  write_key(key, held + weight, number, '', turns.virtual)
 end
 
 -- Puts the first waiter of a key back if the limit of its key has become too low for it; returns whether it did.
@@ -204,18 +203,18 @@ function turns.park(member, key, weight)
 end
 
 -- Gives keys that waited at their limit a first waiter, after the limit was raised; at most `most` keys, and the next call goes on
--- from the number `raised`.
+-- from the number `turns.raised`.
 function turns.raise(most)
   for _ = 1, most do
-    local entry = call('ZRANGEBYSCORE', queue, format('%.0f', REST + raised), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    local entry = call('ZRANGEBYSCORE', queue, format('%.0f', REST + turns.raised), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     if not entry[1] then
-      raised = 0
+      turns.raised = 0
       return
     end
-    raised = entry[2] - REST + 1
+    turns.raised = entry[2] - REST + 1
     local key = turns.of(turns.ticket(entry[1]))
     local held, number, head = read_key(key)
-    write_key(key, held, number, head, virtual)
+    write_key(key, held, number, head, turns.virtual)
   end
 end
 
@@ -228,4 +227,14 @@ function turns.rank(key, entry)
   if head == entry then return rank - without_key + math.min(without_key, 1) end
   local before = rank - call('ZCOUNT', queue, '-inf', '(' .. format('%.0f', REST + number)) + (head == '' and 0 or 1)
   return math.min(before * (keys + math.min(without_key, 1)), call('ZCARD', queue) - 1)
+end
+
+-- Writes how many tickets have a key and how far their turns are, if that has changed.
+function turns.store()
+  local text = turns.count > 0
+    and format('%d %.0f %.0f %.0f %.0f', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised)
+  if text and text ~= turns.stored then call('HSET', state, 'g', text) end
+  if turns.stored and not text then call('HDEL', state, 'g') end
+  turns.stored = text
+end
 end
