@@ -1,11 +1,11 @@
 -- acquire: requests a permit; a repeated request gets its existing permit, with a full lease again, or keeps its place.
 -- KEYS: state holders queue waiters
--- ARGV: tag ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label [key]
+-- ARGV: tag ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label key
 --       (arrival: > 0: the sequence it had before, to queue again at that position; 0: at the tail; < 0: minus the rank at
 --       which the search for dead waiters continues if the queue is full; a leading "+": it was queued before, so it does not
 --       declare its capacity again; weight: or "weight priority lock_delay_ms history per_key share": for each step of the
 --       priority it queues ten places ahead of the tail; the delay, how many entries of history to keep, and how many units one
---       key may have (0: any number) become those of the resource unless empty; key: for turns between keys, see parts/turns.lua;
+--       key may have (0: any number) become those of the resource unless empty; key: left out if it has none, see parts/turns.lua;
 --       waiter_lease_ms 0: never queue; max_waiters -1: no limit)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}

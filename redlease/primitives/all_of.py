@@ -12,8 +12,7 @@ from redlease.hold import Hold
 from redlease.limits import Duration
 from redlease.options import checked_hold_options
 
-from .semaphore import Semaphore
-from .units import Units
+from .semaphore import Semaphore, Units
 
 
 class Holds(tuple[Hold, ...]):

@@ -20,9 +20,8 @@ from .all_of import AllRequest
 from .checkpoints import Checkpoints, SequenceProgress
 from .leader import Leader
 from .rwlock import RWLock
-from .semaphore import Lock, Semaphore
+from .semaphore import Lock, Semaphore, Units
 from .sequence import Item, Retry, SequenceRun
-from .units import Units
 
 NAMES_KEPT = 1024  # how many resources, with their encoded keys, are cached
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from redlease import clock, events, limits
 from redlease.errors import NotReplicated, RedleaseError
@@ -26,9 +26,24 @@ from redlease.tickets import GONE, Adopted
 
 from .control import ResourceControl
 from .guarded import Decorator
-from .units import Units
 
 logger = logging.getLogger("redlease")
+
+
+class Units(NamedTuple):
+    """So many units of a semaphore, for `Redlease.all`. Made by `Semaphore.weighted`."""
+
+    pool: Semaphore
+    weight: int
+
+    @property
+    def total(self) -> int:
+        """The weight of the permit that is acquired."""
+        return self.weight * self.pool._usual.weight
+
+    def check(self, owner: str | None, ticket: str | None, metadata: dict[str, str] | None, priority: int) -> None:
+        """Raises ValueError for a parameter that an acquire of these units would refuse."""
+        self.pool._usual.changed(None, ticket, self.weight, owner, metadata, priority=priority)
 
 
 class Semaphore(ResourceControl):
@@ -165,9 +180,8 @@ class Semaphore(ResourceControl):
         The caller renews it with `renew` and ends it with `release`; `hold()` does both by itself. The parameters and
         errors are those of `hold`, except `on_lost`, `max_hold` and `LeaseLost`.
         """
-        permit = await self._acquire_permit(
-            self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority, key=key, share=share)
-        )
+        wish = self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority, key=key, share=share)
+        permit = await self._acquire_permit(wish)
         if permit is None:
             raise not_queued(self.name, ticket)
         return permit
@@ -337,7 +351,7 @@ class Semaphore(ResourceControl):
     # Internals
 
     def _named(self, name: str) -> Self:
-        """Returns the same primitive of another name."""
+        """Returns the same of another name."""
         return type(self)(self._tickets, self._tickets.resource(name), self._usual)
 
     def _ask(self, wish: AcquireOptions, ids: RequestIds) -> tuple[AcquireRequest, Callable[[], None]]:
@@ -345,14 +359,10 @@ class Semaphore(ResourceControl):
         drawn, request, packed_ids = ids.draw()
         if not wish.terms.owner:
             wish = self._owned(wish)
+        terms, weight, packed, key = wish.terms, wish.weight, wish.packed, wish.turn.key
         if wish.ticket is None:
-            weight, packed, key = wish.weight, wish.packed, wish.turn.key
-            return AcquireRequest(
-                self._resource, wish.terms, drawn, request, weight, packed, 0, packed_ids, key
-            ), _nothing
-        ask = AcquireRequest(
-            self._resource, wish.terms, wish.ticket, request, wish.weight, wish.packed, key=wish.turn.key
-        )
+            return AcquireRequest(self._resource, terms, drawn, request, weight, packed, 0, packed_ids, key), _nothing
+        ask = AcquireRequest(self._resource, terms, wish.ticket, request, weight, packed, key=key)
         return ask, self._session.remembered.claim_ticket(self._resource, wish.ticket)
 
     def _owned(self, wish: AcquireOptions) -> AcquireOptions:
@@ -393,13 +403,12 @@ class Semaphore(ResourceControl):
             if ask.terms.replicas and granted is not None:
                 await self._replicated(waiting, granted.fence)
             if (emit := self._session.keeper.emit) is not None and granted is not None:
-                emit(events.Granted(*waiting.ask.subject(), granted.fence, *_waited(waiting, now_ms)))
+                emit(events.Granted(*waiting.ask.subject(), granted.fence, *waiting.waited(now_ms)))
         except BaseException as error:
             self._session.give_up(waiting)
             forget_ticket()
             if (emit := self._session.keeper.emit) is not None:
-                waited = _waited(waiting, clock.now_ms())
-                emit(events.Abandoned(*waiting.ask.subject(), *waited, type(error).__name__))
+                emit(events.Abandoned(*waiting.ask.subject(), *waiting.waited(clock.now_ms()), type(error).__name__))
             raise
         finally:
             if timer is not None:
@@ -433,11 +442,6 @@ class Lock(Semaphore):
         >>> async with client.lock("invoice:42", lease=30) as hold:  # doctest: +SKIP
         ...     await pay(fence=hold.fence)
     """
-
-
-def _waited(waiting: PendingAcquire, now_ms: float) -> tuple[float, bool]:
-    """Returns how many seconds a request has waited, and whether it was queued."""
-    return (now_ms - waiting.asked_ms) / 1000, waiting.place is not None
 
 
 def _nothing() -> None:

@@ -29,6 +29,10 @@ class Script:
         self.head = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n%d\r\n" % (count, self.sha.encode(), keys)
 
 
+# What a line `--#include` stands for.
+PARTS = {"state": ("state",), "queue": ("turns", "queue"), "share": ("share",)}
+
+
 @cache
 def read_lua(package: str, name: str) -> str:
     """Reads a file from the `lua` directory of a package."""
@@ -40,8 +44,8 @@ def operation(
 ) -> Script:
     """Makes an operation from a file in the `lua` directory of a package; `keys`: with those of the resource."""
     text = read_lua("redlease", "parts/prelude") + read_lua(package, name)
-    for part in ("state", "queue", "turns", "share"):
-        text = text.replace(f"--#include {part}\n", read_lua("redlease", f"parts/{part}"))
+    for part, files in PARTS.items():
+        text = text.replace(f"--#include {part}\n", "".join(read_lua("redlease", f"parts/{file}") for file in files))
     return Script(name, args, text, keys, deliver_after_pushes=deliver_after_pushes)
 
 

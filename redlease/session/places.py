@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from redlease import clock
 from redlease.log import about
 from redlease.protocol import encoding, scripts
+from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.encoding import Resource
 from redlease.protocol.faults import ErrorReply
 from redlease.protocol.replies import Beaten, Queued, Status
-from redlease.transport.base import Reply
+from redlease.transport.base import Reply, Transport
 
 from . import refusals
-
-if TYPE_CHECKING:
-    from .queueing import PendingAcquire, Session
+from .leases import LeaseKeeper
 
 logger = logging.getLogger("redlease")
 
@@ -26,6 +25,33 @@ BEATS_A_LEASE = 3
 # When a lease may have lapsed, every client with waiters calls the server; each delays its call by its queue position.
 STAGGER_MS, STAGGER_PLACES = 1.0, 200
 ROUNDING_MS = 2.0  # the server rounds to whole ms
+
+
+class Waiting(Protocol):
+    """A request that waits at a place; `sequence`: None unless it is queued there."""
+
+    ask: AcquireRequest
+    sequence: int | None
+    due_ms: float | None
+    on_lapsed: Callable[[], None] | None
+
+    def on_due(self, now_ms: float) -> bool: ...
+
+    def order(self) -> tuple[float, str]: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
+class Places(Protocol):
+    """What has the places; `name`: that of every new one."""
+
+    keeper: LeaseKeeper
+    connection: Transport
+    name: str
+
+    def take_name(self) -> str: ...
+
+    def forget(self, place: QueuePlace) -> None: ...
 
 
 class QueuePlace:
@@ -39,16 +65,16 @@ class QueuePlace:
     _beating = False
     _beats = 0
 
-    def __init__(self, session: Session, resource: Resource) -> None:
+    def __init__(self, session: Places, resource: Resource) -> None:
         self.session = session
         self.resource = resource
         self.name = session.name
-        self.waiters: dict[str, PendingAcquire] = {}
+        self.waiters: dict[str, Waiting] = {}
 
-    def _first(self) -> PendingAcquire | None:
+    def _first(self) -> Waiting | None:
         """Returns the waiter that a heartbeat asks about: the first one; of each key in turn, since any may be next."""
         keys = {waiting.ask.key for waiting in self.waiters.values()}
-        waiters: Iterable[PendingAcquire] = self.waiters.values()
+        waiters: Iterable[Waiting] = self.waiters.values()
         if len(keys) > 1:
             key = sorted(keys)[self._beats % len(keys)]
             waiters = [waiting for waiting in waiters if waiting.ask.key == key]
@@ -93,7 +119,7 @@ class QueuePlace:
         self._beats += 1
         return True
 
-    def _beaten(self, sent_ms: float, name: str, lease_ms: int, first: PendingAcquire, reply: Reply) -> None:
+    def _beaten(self, sent_ms: float, name: str, lease_ms: int, first: Waiting, reply: Reply) -> None:
         self._beating = False
         schedule = self.session.keeper.schedule
         if name != self.name:
@@ -116,7 +142,7 @@ class QueuePlace:
                 if waiting.ask.weight > beaten.capacity:
                     waiting.fail(refusals.weight_never_fits(waiting.ask, beaten.capacity))
 
-    def _missed(self, first: PendingAcquire) -> None:
+    def _missed(self, first: Waiting) -> None:
         """Repeats the first request, which left the queue without a message, and sends the next heartbeat at once."""
         now_ms = clock.now_ms()
         if first.ask.request in self.waiters:

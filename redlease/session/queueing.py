@@ -188,6 +188,10 @@ class PendingAcquire:
             self.fail_if_refused()
         return self.future
 
+    def waited(self, now_ms: float) -> tuple[float, bool]:
+        """Returns how many seconds the request has waited, and whether it was queued."""
+        return (now_ms - self.asked_ms) / 1000, self.place is not None
+
     def order(self) -> tuple[float, str]:
         """Returns what the server orders the queue by; a request that is not queued comes last."""
         return math.inf if self.sequence is None else self.sequence, self.ask.ticket

@@ -1,6 +1,5 @@
 -- queue: reaping and granting, for the operations that need it. scripts.py puts it where they say `--#include queue`.
 
---#include turns
 local BATCH = 100 -- how many entries one call reaps or grants at most: a long script blocks the whole server
 local FORGET_MS = 60000 -- how long a lapsed place is kept, so that a late copy cannot revive it
 

@@ -1,4 +1,4 @@
--- turns: the waiters whose requests have a key. scripts.py puts it where operations say `--#include turns`.
+-- turns: the waiters whose requests have a key. scripts.py puts it before the queue.
 --
 -- Keys take turns by self-clocked fair queueing (Golestani, INFOCOM 1994). The first waiter of each key has a tag: the virtual
 -- time at which it became the first, plus its weight divided by its share. The lowest tag is granted next, and is the virtual
