@@ -60,6 +60,7 @@ end
 --#include state
 local weight, wanted, priority, share_of_key, key = tonumber(ARGV[6]), tonumber(ARGV[8]), 0, 1, ARGV[13]
 read(ticket)
+turns.key = key
 local buried = tombstones > now and call('ZSCORE', waiters, '!' .. request)
 if buried and math.abs(tonumber(buried)) > now then return {tag, WITHDRAWN} end
 
@@ -74,7 +75,8 @@ if not weight then
     string.match(ARGV[6], '^(%d+) (%d+) (%d*) ?(%d*) ?(%d*) ?([%d.]*)$')
   weight, priority, share_of_key = tonumber(its_weight), tonumber(its_priority), tonumber(its_share) or 1
   if per_key ~= '' and tonumber(per_key) ~= turns.limit then
-    if tonumber(per_key) == 0 or (turns.limit > 0 and tonumber(per_key) > turns.limit) then turns.raised = 1 end
+    local is_higher = tonumber(per_key) == 0 or (turns.limit > 0 and tonumber(per_key) > turns.limit)
+    if turns.count > 0 and is_higher then turns.raised = 1 end
     turns.limit = tonumber(per_key)
     set('b', per_key)
   end
@@ -138,7 +140,8 @@ if record then
     was_until = tonumber(call('ZSCORE', holders, ticket) or 0)
     kept = was_until > now
   else
-    kept = lasts(its_place, its_request) and turns.score(ticket)
+    local _, entry = entry_of(ticket)
+    kept = lasts(its_place, its_request) and call('ZSCORE', queue, entry)
   end
   if kept then
     if its_weight ~= weight then return {tag, OTHER_WEIGHT, its_weight} end
@@ -190,16 +193,16 @@ end
 -- A priority moves a request forward by a bounded number of arrivals: so many later ones, and no more, may pass an earlier one.
 local its_sequence = arrival > 0 and arrival or sequence + 1 - 10 * priority
 local before, turn = ahead, nil -- how many are granted first; the tag, if there are keys
-if not queued_since and (key or turns.count > 0) then
+if not queued_since and turns.before_all then
   turn, before = turns.before_all(key, weight, its_sequence, ticket, share_of_key)
 elseif not queued_since and (arrival > 0 or priority ~= 0) then
   before = call('ZCOUNT', queue, '-inf', format('(%d', its_sequence))
 end
 
 if queued_since then
-  local its_key, entry = turns.of(ticket)
+  local its_key, entry = entry_of(ticket)
   before = call('ZRANK', queue, entry)
-  if before and turns.count > 0 then before = turns.rank(its_key, entry) end
+  if before and turns.rank then before = turns.rank(its_key, entry) end
   if not before then -- granted just now
     local text = call('HGET', state, 't' .. ticket)
     if not text then return {tag, LAPSED} end -- and deleted: see `commit`
@@ -216,7 +219,7 @@ elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
   local at, looked = math.abs(arrival), tonumber(call('HGET', state, 'l') or 0)
   if call('ZCOUNT', waiters, format('(%d', looked), now) > 0 then
     for _, entry in ipairs(call('ZRANGE', queue, at, at + 10 * BATCH - 1)) do
-      local other = turns.ticket(entry)
+      local other = ticket_of(entry)
       local _, _, _, _, its_place, its_request = parse(call('HGET', state, 't' .. other) or '')
       if its_place and lasts(its_place, its_request) then
         at = at + 1
@@ -227,7 +230,7 @@ elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
         if ahead < most then break end
       end
     end
-    turns.store()
+    if turns.store then turns.store() end
     if arrival == 0 and at >= ahead then call('HSET', state, 'l', format('%d', now)) end
   else
     at = ahead
@@ -237,14 +240,15 @@ end
 if waiter_lease == 0 then return {tag, BUSY, more} end
 
 if queued_since then
-  local its_key, _, _, arrived = turns.of(ticket)
-  its_sequence = its_key and arrived or turns.score(ticket)
+  local its_key, entry, _, arrived = entry_of(ticket)
+  its_sequence = its_key and arrived or tonumber(call('ZSCORE', queue, entry))
 elseif key then
   call('HSET', state, 't' .. ticket, share.record(weight, '0', lease, now, place, claim, label))
   turns.add(ticket, key, share_of_key, its_sequence)
   turns.enter(key, ticket, its_sequence)
 else
-  turns.enter_without_key(ticket, its_sequence)
+  if turns.without_key then turns.without_key() end
+  call('ZADD', queue, format('%d', its_sequence), ticket)
 end
 if not queued_since then
   set('s', format('%d', arrival > 0 and math.max(sequence, arrival) or sequence + 1))

@@ -8,13 +8,13 @@
 local tag, place, waiter_lease, ticket, idle = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
 --#include state
---#include queue
 read(ticket)
+--#include queue
 if capacity == 0 or not alive(place) then return {tag, LAPSED} end
-local key, entry = turns.of(ticket)
+local key, entry = entry_of(ticket)
 local function rank()
   local found = call('ZRANK', queue, entry)
-  return found and turns.count > 0 and turns.rank(key, entry) or found
+  return found and turns.rank and turns.rank(key, entry) or found
 end
 local wait, ahead, more = soonest(), rank(), 0
 local deadline = now + waiter_lease

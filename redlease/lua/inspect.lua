@@ -13,8 +13,8 @@ local after_deadline, after_ticket = tonumber(ARGV[5]), ARGV[6]
 local after_score, after_entry = string.match(ARGV[7], '^(%S+) (.*)$')
 
 --#include state
---#include queue
 read('')
+--#include queue
 local PAGE = 50 * BATCH
 local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'WITHSCORES', 'LIMIT', 0, BATCH * 10)
 local delay = #lapsed > 0 and tonumber(call('HGET', state, 'y') or 0) or 0
@@ -59,7 +59,7 @@ if after_entry then
 end
 for i, entry in ipairs(call('ZRANGE', queue, first, first + math.min(most_waiters, PAGE) + PAGE)) do
   if bytes <= 0 or listed >= most_waiters then break end
-  local ticket = turns.ticket(entry)
+  local ticket = ticket_of(entry)
   local text = waiter(ticket)
   if text then
     queued[#queued + 1], queued[#queued + 2] = ticket, text
@@ -80,7 +80,7 @@ for i, entry in ipairs(checked) do
     waiting = waiting + #checked - i + 1
     break
   end
-  if waiter(turns.ticket(entry)) then waiting = waiting + 1 end
+  if waiter(ticket_of(entry)) then waiting = waiting + 1 end
 end
 waiting = waiting + queue_length - #checked
 local after = {}

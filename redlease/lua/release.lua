@@ -53,9 +53,9 @@ if was[6] and not was[8] and not was[9] and tombstone == 0 and not notify and to
 end
 
 --#include state
+read(ticket)
 --#include queue
 --#include share
-read(ticket)
 -- Read before the first write: after that a key of a wrong type can no longer stop the script.
 local queued = call('ZCARD', queue)
 if queued > 0 or tombstone > 0 then call('ZCARD', waiters) end

@@ -3,6 +3,23 @@
 local BATCH = 100 -- how many entries one call reaps or grants at most: a long script blocks the whole server
 local FORGET_MS = 60000 -- how long a lapsed place is kept, so that a late copy cannot revive it
 
+-- Returns the key of a ticket, if it has one, its entry in the queue, its share and its sequence.
+local function entry_of(ticket)
+  if turns.of then return turns.of(ticket) end
+  return nil, ticket
+end
+
+local function ticket_of(entry)
+  return entry and turns.ticket and turns.ticket(entry) or entry
+end
+
+-- Returns the waiter that is granted next, its entry, and with keys its tag and its key.
+local function first_waiter()
+  if turns.first then return turns.first() end
+  local head = call('ZRANGE', queue, 0, 0)[1]
+  return head, head
+end
+
 local function alive(place)
   local lapses = call('ZSCORE', waiters, place)
   lapses = lapses and tonumber(lapses)
@@ -33,7 +50,7 @@ end
 local function remove_holder(ticket, weight)
   if call('ZREM', holders, ticket) == 1 then used, excess = used - weight, excess - weight + 1 end
   call('HDEL', state, 't' .. ticket)
-  local key = turns.of(ticket)
+  local key = entry_of(ticket)
   if key then
     turns.use(key, -weight)
     turns.remove(ticket)
@@ -41,7 +58,7 @@ local function remove_holder(ticket, weight)
 end
 
 local function remove_waiter(ticket)
-  turns.leave(ticket)
+  if turns.leave then turns.leave(ticket) else call('ZREM', queue, ticket) end
   call('HDEL', state, 't' .. ticket)
 end
 
@@ -63,7 +80,7 @@ local function lapse(ticket, weight, ended)
     local _, its_fence, _, since, _, _, label = parse(call('HGET', state, 't' .. ticket) or '')
     if its_fence then note('lost', ticket, its_fence, weight, ended - since, label) end
   end
-  local key, _, share = turns.of(ticket)
+  local key, _, share = entry_of(ticket)
   remove_holder(ticket, weight)
   local until_ms = ended + tonumber(call('HGET', state, 'y') or 0)
   if until_ms > now and string.byte(ticket) ~= 255 then
@@ -97,7 +114,7 @@ local function grant_waiting()
   if reaped then budget = budget - reap(budget) end
   if turns.raised > 0 and used < capacity then turns.raise(BATCH) end
   while budget > 0 and used < capacity do
-    local head, entry, tag, key = turns.first()
+    local head, entry, tag, key = first_waiter()
     if not head and (reaped or turns.count == 0 or call('ZCARD', queue) == 0) then return turns.raised > 0 and 1 or 0 end
     local text = head and call('HGET', state, 't' .. head)
     local weight, _, lease, since, place, request, label = parse(text or '')
@@ -113,7 +130,7 @@ local function grant_waiting()
     elseif used + weight <= capacity then
       -- In this order: while its slot moves to another node, a missing key cannot be created, and the script fails here.
       make_holder(head, weight, lease, place, request, label, lapses, since)
-      turns.take(entry, tag, key, weight)
+      if tag then turns.take(entry, tag, key, weight) else call('ZREM', queue, entry) end
       publish_to_sharers(place, request, 'g', format(' %.0f %.0f %.0f %d', fence, now, lapses, capacity))
     elseif not reaped then
       reaped, budget = true, budget + 1 - reap(budget)
@@ -132,7 +149,7 @@ local function soonest()
   local at = first and tonumber(first)
   if not first and excess > 0 then return 0 end -- only the holders key was deleted or evicted
   if used < capacity then
-    local head = turns.first()
+    local head = first_waiter()
     local _, _, _, _, place, request = parse(head and call('HGET', state, 't' .. head) or '')
     if place then
       local lapses = lasts(place, request) or now
@@ -144,7 +161,7 @@ end
 
 -- Notifies the first waiter that a lease ends earlier than its client expects.
 local function publish_to_head()
-  local head = turns.first() or turns.ticket(call('ZRANGE', queue, 0, 0)[1])
+  local head = first_waiter() or ticket_of(call('ZRANGE', queue, 0, 0)[1])
   local _, _, _, _, place, request = parse(head and call('HGET', state, 't' .. head) or '')
   for other in string.gmatch(place and '{' .. place .. '}' .. request or '', '{([^}]*)}') do publish(other, 'l 0 ' .. state) end
 end

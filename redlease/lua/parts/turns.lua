@@ -1,4 +1,5 @@
 -- turns: the waiters whose requests have a key. scripts.py puts it before the queue.
+-- Without such tickets none of its functions is made: each costs a call as much as a command.
 --
 -- Keys take turns by self-clocked fair queueing (Golestani, INFOCOM 1994). The first waiter of each key has a tag: the virtual
 -- time at which it became the first, plus its weight divided by its share. The lowest tag is granted next, and is the virtual
@@ -12,7 +13,7 @@
 -- The state has p<ticket> "share sequence key" for each ticket with a key, and q<key> "held number head": its units in use, its
 -- number, and the member that has a tag; empty if no one waits, or the key is at its limit.
 
-do
+if turns.count > 0 or turns.key then (function() -- a function of its own, so that its locals enlarge no other call's stack
 local HEADS, REST = 2251799813685248, 4503599627370496 -- 2^51 and 2^52, so that tags and numbers are whole
 local ONE = 1000 -- a unit at share 1: tags are whole numbers
 
@@ -35,7 +36,7 @@ end
 
 -- Returns the ticket of an entry of the queue.
 function turns.ticket(member)
-  return member and (string.byte(member) == 255 and string.sub(member, 19) or member)
+  return string.byte(member) == 255 and string.sub(member, 19) or member
 end
 
 -- Returns the key of a ticket, its entry in the queue, its share and its sequence; nil and the ticket if it has no key.
@@ -44,13 +45,6 @@ function turns.of(ticket)
   if not text then return nil, ticket end
   local share, sequence, key = string.match(text, '^(%S+) (%-?%d+) (.*)$')
   return key, turns.member(tonumber(sequence), ticket), tonumber(share), tonumber(sequence)
-end
-
--- Returns where a ticket is in the queue, nil if it is not.
-function turns.score(ticket)
-  local _, entry = turns.of(ticket)
-  local score = call('ZSCORE', queue, entry)
-  return score and tonumber(score)
 end
 
 local function read_key(key)
@@ -114,7 +108,7 @@ end
 
 -- Returns the tag of a new request if it goes before all who wait, else nil; and how many are before it, about.
 function turns.before_all(key, weight, sequence, ticket, share)
-  local _, entry, lowest, its_key = turns.first(key)
+  local _, entry, lowest, its_key = turns.first()
   if not key then
     local others = call('ZCOUNT', queue, '-inf', format('(%d', sequence))
     local tag = (call('ZCOUNT', queue, '-inf', '(' .. score_of(0)) > 0 and turns.start or turns.virtual) + cost(weight, 1)
@@ -146,9 +140,9 @@ function turns.enter(key, ticket, sequence)
   write_key(key, held, number, head, from)
 end
 
-function turns.enter_without_key(ticket, sequence)
-  if turns.count > 0 and call('ZCOUNT', queue, '-inf', '(' .. score_of(0)) == 0 then turns.start = turns.virtual end
-  call('ZADD', queue, format('%d', sequence), ticket)
+-- Notes that a waiter without a key comes.
+function turns.without_key()
+  if call('ZCOUNT', queue, '-inf', '(' .. score_of(0)) == 0 then turns.start = turns.virtual end
 end
 
 -- Removes a waiter; the next one of its key gets the turn that it had.
@@ -165,10 +159,8 @@ function turns.leave(ticket)
 end
 
 -- Returns the waiter that is granted next, its entry, its tag and its key; nothing if no one waits, or all are at their limits.
--- There is no tag where neither a ticket nor the request in hand has a key.
-function turns.first(key)
+function turns.first()
   local low = call('ZRANGE', queue, 0, 0, 'WITHSCORES')
-  if turns.count == 0 and not key then return low[1], low[1] end
   local ticket, tag
   if low[1] and tonumber(low[2]) < HEADS then
     ticket, tag = low[1], turns.start + cost(weight_of(low[1]), 1)
@@ -183,7 +175,6 @@ end
 -- Takes the first waiter out of the queue, since it is granted; its record has been written.
 function turns.take(member, tag, key, weight)
   call('ZREM', queue, member)
-  if not tag then return end
   turns.virtual = math.max(turns.virtual, tag)
   if not key then
     turns.start = turns.virtual
@@ -237,4 +228,4 @@ function turns.store()
   if turns.stored and not text then call('HDEL', state, 'g') end
   turns.stored = text
 end
-end
+end)() end
