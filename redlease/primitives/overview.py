@@ -18,7 +18,7 @@ UNDECLARED = CAPACITY_MAX
 # How many holders of a resource are looked at for the longest hold, so that each costs the server little.
 LOOKED_AT = 100
 BATCH = 256  # resources that are asked for together, so that memory is bounded however many there are
-EACH_MS = 6  # how long no other resource is read, for each that is: 300 times what that costs the server
+EACH_MS = 10  # how long no other resource is read, for each that is: 500 times what that costs an idle server
 SCAN_EVERY_MS = 10_000  # how often new names are looked for, at most
 SCAN_SHARE = 100  # and how much longer than the last search the pause before the next one is: others may have many keys
 
@@ -89,7 +89,7 @@ class Overview:
 
         Args:
             shown: The names that a live view shows. They are read at each look, and all others only so often that the
-                server spends less than a hundredth of its time on them: of a thousand resources, every six seconds.
+                server spends less than a hundredth of its time on them: of a thousand resources, every ten seconds.
                 In between, their waits and holds are assumed to go on. By default all are read.
 
         Raises:
