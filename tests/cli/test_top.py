@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -152,7 +153,7 @@ async def test_a_refresh_costs_a_script_for_each_resource_that_is_shown(own_serv
         async def refresh() -> dict[str, int]:
             server.cli("CONFIG", "RESETSTAT")
             top._overview._all_at_ms = float("inf") if top.view.summaries else 0.0  # the others are not due
-            await top._read()
+            await top.read()
             draw(top.view, 80, 14)
             async with redis.asyncio.Redis.from_url(server.url) as raw:
                 stats = await raw.info("commandstats")
@@ -166,6 +167,35 @@ async def test_a_refresh_costs_a_script_for_each_resource_that_is_shown(own_serv
         assert await client.lock("r03").release_all() == 1
         assert (await refresh())["xrevrange"] == 1
         assert top.view.losses["r03"] == (0, 1)
+
+
+async def test_one_that_cannot_be_read_hides_no_other(own_server: OwnServer, prefix: str) -> None:
+    """Its line has the error, opened it says why, and the others are read and their losses counted."""
+    server = own_server("valkey9")
+    async with (
+        Redlease.from_url(server.url, prefix=prefix, history=10) as client,
+        redis.asyncio.Redis.from_url(server.url) as raw,
+    ):
+        for name in ("good", "unlogged"):
+            await client.lock(name).acquire()
+            await client.lock(name).release_all()
+        await raw.set(f"{prefix}:{{bad}}:state", "x")
+        await raw.delete(f"{prefix}:{{unlogged}}:history")
+        await raw.set(f"{prefix}:{{unlogged}}:history", "x")
+        top = Top(client, "*", 1)
+        for _ in range(2):  # what is shown is known after the first
+            await top.read()
+            shown = draw(top.view, 400, 14).plain
+        assert re.search(r"-  bad  \(.*WRONGTYPE", shown)
+        assert re.search(r" 0  +1  good", shown)
+        assert re.search(r"\?  +\?  unlogged", shown)
+        assert top.view.trouble == ""
+        pressed(top.view, "enter")
+        await top.read()
+        assert "WRONGTYPE" in draw(top.view, 100, 14).plain
+        pressed(top.view, "escape")
+        await top.read()
+        assert top.view.trouble == ""
 
 
 @pytest.fixture
