@@ -45,7 +45,8 @@ export function drawList() {
 
 // Nothing moves under a pointer or a focus: what is new comes last until it is elsewhere.
 function inOrder(rows) {
-  const sorted = rows.toSorted(ORDERS[byId("order").value]);
+  const order = ORDERS[byId("order").value];
+  const sorted = rows.toSorted((a, b) => Boolean(b.error) - Boolean(a.error) || order(a, b));
   const body = byId("resources");
   if (!body.matches(":hover") && !body.contains(document.activeElement)) {
     standing = sorted.map((each) => each.resource);
@@ -90,7 +91,7 @@ function updateRow(row, each, since) {
   held.firstElementChild.firstElementChild.style.transform = `scaleX(${share})`;
   setText(waiting, each.waiting ? each.waiting.toLocaleString("en") : "–");
   setText(wait, each.longest_wait_ms === null ? "–" : span(each.longest_wait_ms + since));
-  if (each.error) setText(held.lastElementChild, "cannot be read");
+  if (each.error) setText(held.lastElementChild, "unreadable");
   setText(hold, each.longest_hold_ms === null ? "–" : span(each.longest_hold_ms + since));
   row.className = each.error ? "unreadable" : each.waiting ? "contended" : each.in_use ? "in-use" : "idle";
   const link = name.firstElementChild;

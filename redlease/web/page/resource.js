@@ -47,7 +47,8 @@ export function drawResource() {
   const { snapshot, known, why } = shown.detail;
   const now = snapshot.server_time_ms + performance.now() - shown.at;
   const unknown = "Nothing is known of it: it was not used under this prefix, or not of late.";
-  setText(byId("facts"), why ? `It cannot be read. ${plain(why)}` : known ? factsOf(snapshot) : unknown);
+  setText(byId("facts"), why ? plain(why) : known ? factsOf(snapshot) : unknown);
+  byId("chosen").classList.toggle("unread", Boolean(why) && !known);
   byId("resize").hidden = changes === null || !known;
   drawSlots(snapshot, now);
   drawQueue(snapshot);
