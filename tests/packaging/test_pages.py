@@ -129,7 +129,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_readme_on_pypi_has_no_relative_links() -> None:
-    """PyPI shows it without the repository, so the build makes URLs of all of them: of pictures others than of pages."""
+    """PyPI shows it without the repository, so the build makes URLs of all of them, other ones of pictures."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     text = (ROOT / "README.md").read_text()
     for each in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
