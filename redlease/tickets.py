@@ -11,6 +11,7 @@ refuses raises `RedleaseError`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -21,12 +22,13 @@ from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 from . import clock
 from .errors import RedleaseError
 from .hold import lease_lost, lease_of
+from .log import about
 from .models import HistoryEntry, Position, Snapshot
 from .protocol import scripts
 from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
 from .protocol.encoding import Resource, keys_pattern, pack
-from .protocol.histories import PAGE_ENTRIES, read_entry
-from .protocol.replies import Granted, Message, Queued, Status, Totals
+from .protocol.histories import PAGE_ENTRIES, read_entries
+from .protocol.replies import Granted, Message, Queued, Status, Totals, read_totals
 from .protocol.scripts import Script, read_lua
 from .protocol.snapshots import CHECKED_MOST, LOSSES_MOST, Reading
 from .session.leases import PendingRelease, Released
@@ -58,6 +60,8 @@ __all__ = [
     "pack_terms",
     "read_lua",
 ]
+
+logger = logging.getLogger("redlease")
 
 ANSWER_S = 0.5  # how much later than the time for replicas the server may say how many there are
 GONE = "it lapsed, was released, or somebody else adopted it"
@@ -114,6 +118,7 @@ class Tickets:
         self._connection = session.connection
         self._prefix = prefix
         self._replication = Replication()
+        self._warned_of: set[str] = set()  # resources in whose history something else has written
 
     def resource(self, name: str) -> Resource:
         """Returns the resource of that name; raises ValueError if the name is not valid."""
@@ -343,9 +348,16 @@ class Tickets:
             self.session.looks.release()
         return answer.values
 
-    async def totals(self, resources: Sequence[Resource], looked_at: int) -> list[Totals]:
-        """Many resources in numbers, at little cost; `looked_at`: how many holders of each are looked at one by one."""
-        return [Totals(*values) for values in await self._connection.call_each(resources, scripts.TOTALS, looked_at)]
+    async def totals(self, resources: Sequence[Resource], looked_at: int) -> list[Totals | RedleaseError]:
+        """Many resources in numbers, at little cost; `looked_at`: how many holders of each are looked at one by one.
+
+        Where a resource cannot be read, its error stands in the place of the numbers.
+        """
+        replies = await self._connection.call_each(resources, scripts.TOTALS, looked_at)
+        return [
+            reply if isinstance(reply, RedleaseError) else read_totals(resource.name, reply)
+            for resource, reply in zip(resources, replies, strict=True)
+        ]
 
     async def occupancy(self, resource: Resource) -> Occupancy:
         """How much of the resource is in use, and how many requests wait."""
@@ -353,15 +365,26 @@ class Tickets:
         return Occupancy(*answer.values[2:5])
 
     async def history(self, resource: Resource, count: int) -> list[HistoryEntry]:
-        """The last `count` entries of the history, the newest last, read in pages."""
-        entries: list[HistoryEntry] = []
-        while len(entries) < count:
-            before, most = entries[-1].id if entries else "", min(PAGE_ENTRIES, count - len(entries))
+        """The last `count` entries of the history, the newest last, read in pages.
+
+        Entries that another program has added are left out; a line of the log says so, once a resource.
+        """
+        found: list[Any] = []
+        while len(found) < count:
+            before, most = found[-1][0] if found else "", min(PAGE_ENTRIES, count - len(found))
             page = await self._look(resource, scripts.HISTORY, (before, most))
-            entries += map(read_entry, page)
+            found += page
             if len(page) < most:
                 break
-        return entries[::-1]
+        entries, foreign = read_entries(found[::-1])
+        if foreign and resource.name not in self._warned_of:
+            self._warned_of.add(resource.name)
+            logger.warning(
+                "resource %r: %d entries of its history are none of redlease's and are left out; the first is %s",
+                *(resource.name, len(foreign), foreign[0]),
+                extra=about(resource.name),
+            )
+        return entries
 
     async def position(self, resource: Resource, ticket: str) -> Position | None:
         """Where a ticket stands in the queue; None if it neither waits nor holds a permit."""
