@@ -130,7 +130,7 @@ local function grant_waiting()
     elseif used + weight <= capacity then
       -- In this order: while its slot moves to another node, a missing key cannot be created, and the script fails here.
       make_holder(head, weight, lease, place, request, label, lapses, since)
-      if tag then turns.take(entry, tag, key, weight) else call('ZREM', queue, entry) end
+      if turns.count > 0 then turns.take(entry, tag, key, weight) else call('ZREM', queue, entry) end
       publish_to_sharers(place, request, 'g', format(' %.0f %.0f %.0f %d', fence, now, lapses, capacity))
     elseif not reaped then
       reaped, budget = true, budget + 1 - reap(budget)
