@@ -181,7 +181,10 @@ if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
       remove_waiter(ticket)
     end
   end
-  if key and turns.limit > 0 and not queued_since then reap(BATCH) end -- its key may be at its limit by expired permits, though capacity is free
+  if key and turns.limit > 0 and not queued_since then -- expired permits and dead waiters of its key, though capacity is free
+    reap(BATCH)
+    turns.use(key, 0)
+  end
   more = grant_waiting()
   if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) and reap(BATCH) == BATCH then more = 1 end
   if was_capacity > capacity then publish_capacity() end
@@ -245,7 +248,6 @@ if queued_since then
 elseif key then
   call('HSET', state, 't' .. ticket, share.record(weight, '0', lease, now, place, claim, label))
   turns.add(ticket, key, share_of_key, its_sequence)
-  turns.enter(key, ticket, its_sequence)
 else
   if turns.without_key then turns.without_key() end
   call('ZADD', queue, format('%d', its_sequence), ticket)
@@ -254,6 +256,7 @@ if not queued_since then
   set('s', format('%d', arrival > 0 and math.max(sequence, arrival) or sequence + 1))
   local new_place = call('ZADD', waiters, 'GT', format('%d', deadline), place) == 1
   if new_place then share.forget() end
+  if key then turns.enter(key, ticket, its_sequence) end -- behind its place, by which it lives
   new_waiter = new_place or ahead == 0
 end
 write('0', queued_since or format('%d', now))

@@ -30,7 +30,7 @@ class Script:
 
 
 # What a line `--#include` stands for.
-PARTS = {"state": ("state",), "queue": ("turns", "queue"), "share": ("share",)}
+PARTS = {"state": ("state",), "queue": ("queue", "turns"), "share": ("share",)}
 
 
 @cache

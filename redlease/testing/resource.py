@@ -135,7 +135,7 @@ class ResourceState:
                 if not self.queue or not self.has_expired:
                     return
                 self.reap()
-            elif not self.is_live(queued) or queued.weight > self.capacity:
+            elif not self.is_live(queued) or queued.weight > self.capacity or self.turns.never_fits(queued):
                 self.remove(queued)
             elif self.turns.over_limit(self.users(), queued.key, queued.weight):
                 queued.tag = None  # the limit has become lower
@@ -170,13 +170,18 @@ class ResourceState:
         self.give_turn(queued.key)
 
     def give_turn(self, key: str, begun: int | None = None) -> None:
-        """Let the next waiter of a key be its first, if none is."""
+        """Let the next waiter of a key be its first, if none is; those that are dead or can never fit are removed."""
+        while waiting := self.turns.without_turn(self.queue.values(), key):
+            if self.is_live(waiting[0]) and not self.turns.never_fits(waiting[0]):
+                break
+            del self.queue[waiting[0].ticket]
         self.turns.give_turn(list(self.queue.values()), self.users(), key, begun)
 
     def make_way(self, weight: int, key: str) -> None:
         """Grant the queue before a request is refused or queued, and remove expired permits if it does not fit then."""
         if key and self.turns.limit:
             self.reap()
+            self.give_turn(key)
         self.advance()
         if not self.queue and not self.fits(weight):
             self.reap()

@@ -40,18 +40,25 @@ class Turns:
         """Return the waiters of a key, in their order."""
         return sorted((queued for queued in queue if queued.key == key), key=lambda queued: queued.arrived)
 
+    def without_turn(self, queue: Iterable[Entry], key: str) -> list[Entry]:
+        """Return the waiters of a key of which none has a turn."""
+        waiting = self.waiting(queue, key) if key else []
+        return [] if any(queued.tag is not None for queued in waiting) else waiting
+
+    def never_fits(self, queued: Entry) -> bool:
+        """Tell whether a waiter is heavier than its key may ever be."""
+        return bool(queued.key and 0 < self.limit < queued.weight)
+
     def over_limit(self, users: Iterable[Entry | Delay], key: str, weight: int) -> bool:
         """Tell whether a key may not have so many units more."""
         return bool(key and self.limit and sum(user.weight for user in users if user.key == key) + weight > self.limit)
 
     def give_turn(self, queue: Iterable[Entry], users: list[Entry | Delay], key: str, begun: int | None = None) -> None:
         """Give a tag to the first waiter of a key, from the virtual time `begun` on, if none of its key has one."""
-        waiting = self.waiting(queue, key) if key else []
-        if waiting and waiting[0].tag is None and not any(queued.tag is not None for queued in waiting):
-            first = waiting[0]
-            if not self.over_limit(users, key, first.weight):
-                first.tag = (self.virtual if begun is None else begun) + first.cost
-        if not waiting and not any(user.key == key for user in users):
+        waiting = self.without_turn(queue, key)
+        if waiting and not self.over_limit(users, key, waiting[0].weight):
+            waiting[0].tag = (self.virtual if begun is None else begun) + waiting[0].cost
+        if not any(entry.key == key for entry in (*queue, *users)):
             self.numbers.pop(key, None)
 
     def first(self, queue: list[Entry]) -> Entry | None:

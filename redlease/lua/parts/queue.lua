@@ -123,9 +123,9 @@ local function grant_waiting()
       reaped, budget = true, budget + 1 - reap(budget)
     elseif not lapses then
       remove_waiter(head)
-    elseif weight > capacity then
+    elseif weight > capacity or (key and turns.limit > 0 and weight > turns.limit) then
       remove_waiter(head)
-      publish_to_sharers(place, request, 'm', ' ' .. capacity)
+      publish_to_sharers(place, request, 'm', ' ' .. (weight > capacity and capacity or turns.limit))
     elseif key and turns.park(entry, key, weight) then -- it is the next key's turn
     elseif used + weight <= capacity then
       -- In this order: while its slot moves to another node, a missing key cannot be created, and the script fails here.

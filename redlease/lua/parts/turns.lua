@@ -1,4 +1,4 @@
--- turns: the waiters whose requests have a key. scripts.py puts it before the queue.
+-- turns: the waiters whose requests have a key. scripts.py puts it behind the queue.
 -- Without such tickets none of its functions is made: each costs a call as much as a command.
 --
 -- Keys take turns by self-clocked fair queueing (Golestani, INFOCOM 1994). The first waiter of each key has a tag: the virtual
@@ -61,17 +61,39 @@ local function over_limit(held, weight)
   return turns.limit > 0 and held + weight > turns.limit
 end
 
+-- Forgets a ticket that neither holds nor waits any more.
+function turns.remove(ticket)
+  call('HDEL', state, 'p' .. ticket)
+  turns.count = turns.count - 1
+end
+
+-- Returns the first of a key's other waiters that lives and may ever fit, with its weight, and removes those before it.
+local function next_of_rest(number)
+  for _ = 1, BATCH do
+    local member = first_of_rest(number)
+    if not member then return end
+    local ticket = turns.ticket(member)
+    local weight, _, _, _, place, request = parse(call('HGET', state, 't' .. ticket) or '')
+    local lives = weight and lasts(place, request)
+    local is_heavy = turns.limit > 0 and (weight or 0) > turns.limit
+    if lives and not is_heavy then return member, weight end
+    if lives then publish_to_sharers(place, request, 'm', ' ' .. turns.limit) end
+    call('ZREM', queue, member)
+    call('HDEL', state, 't' .. ticket)
+    turns.remove(ticket)
+  end
+  local member = first_of_rest(number) -- if it is dead too, the next grant removes it
+  return member, member and weight_of(turns.ticket(member))
+end
+
 -- Stores a key; one without a first waiter gets one, from that virtual time on, if it is below its limit.
 local function write_key(key, held, number, head, from)
-  local member = head == '' and first_of_rest(number)
-  if member then
-    local ticket = turns.ticket(member)
-    local weight = weight_of(ticket)
-    if not over_limit(held, weight) then
-      local _, _, share = turns.of(ticket)
-      call('ZADD', queue, score_of(from + cost(weight, share)), member)
-      head = member
-    end
+  local member, weight
+  if head == '' then member, weight = next_of_rest(number) end
+  if member and not over_limit(held, weight) then
+    local _, _, share = turns.of(turns.ticket(member))
+    call('ZADD', queue, score_of(from + cost(weight, share)), member)
+    head = member
   end
   if held > 0 or head ~= '' or member then
     call('HSET', state, 'q' .. key, format('%d %d ', held, number) .. head)
@@ -84,12 +106,6 @@ end
 function turns.add(ticket, key, share, sequence)
   call('HSET', state, 'p' .. ticket, format('%s %d ', share, sequence) .. key)
   turns.count = turns.count + 1
-end
-
--- Forgets a ticket that neither holds nor waits any more.
-function turns.remove(ticket)
-  call('HDEL', state, 'p' .. ticket)
-  turns.count = turns.count - 1
 end
 
 -- Adds units to those that a key has in use, or takes them away.
