@@ -208,6 +208,7 @@ if queued_since then
   if before and turns.rank then before = turns.rank(its_key, entry) end
   if not before then -- granted just now
     local text = call('HGET', state, 't' .. ticket)
+    if not text and turns.limit > 0 and weight > turns.limit then return {tag, MISFIT, turns.limit} end -- of its key, from now on
     if not text then return {tag, LAPSED} end -- and deleted: see `commit`
     local _, its_fence, _, since = parse(text)
     return held(its_fence, since, tonumber(call('ZSCORE', holders, ticket)))

@@ -151,6 +151,8 @@ class Model(ResourceState):
             queued.claims, queued.lease = claims, lease
             queued.deadline = queued.deadline_from(self.now, lease)
             return self.granted(queued)
+        if queued.ticket not in self.queue:  # its key may not have so much from now on
+            return [Status.MISFIT, self.turns.limit]
         if not waiter_lease:
             return [Status.BUSY, 0]
         return [Status.QUEUED, queued.arrival, self.waiters().index(queued), self.soonest(), 0]
