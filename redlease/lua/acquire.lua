@@ -183,7 +183,7 @@ if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
   end
   if key and turns.limit > 0 and not queued_since then -- expired permits and dead waiters of its key, though capacity is free
     reap(BATCH)
-    turns.use(key, 0)
+    if used < capacity then turns.use(key, 0) end
   end
   more = grant_waiting()
   if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) and reap(BATCH) == BATCH then more = 1 end

@@ -181,7 +181,8 @@ class ResourceState:
         """Grant the queue before a request is refused or queued, and remove expired permits if it does not fit then."""
         if key and self.turns.limit:
             self.reap()
-            self.give_turn(key)
+            if self.used() < self.capacity:
+                self.give_turn(key)
         self.advance()
         if not self.queue and not self.fits(weight):
             self.reap()
