@@ -180,9 +180,10 @@ class Model(ResourceState):
         more = int(len(self.queue) < waiting)
         reply = [Status.QUEUED, entry.arrival, self.ahead_of(entry), self.soonest(), more]
         self.queue[entry.ticket] = entry
-        self.turns.enter(list(self.queue.values()), self.users(), entry)
         self.sequence = max(self.sequence, sequence)
         self.places[place] = max(self.places.get(place, 0), self.now + waiter_lease)
+        begun = self.turns.enter(list(self.queue.values()), entry)
+        self.give_turn(entry.key, begun)
         return reply
 
     def ahead_of(self, entry: Entry) -> int:

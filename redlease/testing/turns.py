@@ -92,12 +92,12 @@ class Turns:
         """Tell whether a waiter of the same key stands before a new request."""
         return other.arrived < entry.arrived if entry.key else other.arrival < entry.arrival
 
-    def enter(self, queue: list[Entry], users: list[Entry | Delay], entry: Entry) -> None:
-        """Note that a request queues, which is in the queue already."""
+    def enter(self, queue: list[Entry], entry: Entry) -> int | None:
+        """Note that a request queues, which is in the queue already; return when it became the first, if it did."""
         if not entry.key:
             if len(self.waiting(queue, "")) == 1:
                 self.start = self.virtual
-            return
+            return None
         if entry.key not in self.numbers:
             self.drawn += 1
             self.numbers[entry.key] = self.drawn
@@ -106,7 +106,7 @@ class Turns:
         for head in [queued for queued in self.waiting(queue, entry.key) if queued.tag is not None]:
             if entry.arrived < head.arrived:  # a priority, or its former place, puts it before the first
                 begun, head.tag = self.tag_of(head) - head.cost, None
-        self.give_turn(queue, users, entry.key, begun)
+        return begun
 
     def taken(self, entry: Entry, tag: int) -> None:
         """Note that it was the turn of a waiter."""
