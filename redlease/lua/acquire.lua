@@ -230,7 +230,7 @@ elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
       else
         remove_waiter(other)
         if at < before then before = before - 1 end
-        ahead, more = ahead - 1, 1
+        ahead, more = call('ZCARD', queue), 1 -- with it may have gone others of its key
         if ahead < most then break end
       end
     end

@@ -195,7 +195,7 @@ class Model(ResourceState):
         for queued in self.waiters():
             if len(self.queue) < most:
                 break
-            if not self.is_live(queued):
+            if not self.is_live(queued) and queued.ticket in self.queue:
                 self.remove(queued)
 
     def granted(self, held: Entry) -> Reply:
