@@ -210,8 +210,8 @@ class ResourceState:
         """Take a ticket out; what an expired permit had stays in use for the lock delay."""
         if entry is None:
             return
-        del (self.held if entry.fence else self.queue)[entry.ticket]
-        self.give_turn(entry.key, None if entry.tag is None else entry.tag - entry.cost)
         until = entry.deadline + self.lock_delay
         if entry.fence and not self.is_live(entry) and until > self.now:
             self.delays.append(Delay(entry.ticket, entry.weight, entry.deadline, until, self.now, entry.key))
+        del (self.held if entry.fence else self.queue)[entry.ticket]
+        self.give_turn(entry.key, None if entry.tag is None else entry.tag - entry.cost)

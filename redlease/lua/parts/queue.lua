@@ -80,19 +80,19 @@ local function lapse(ticket, weight, ended)
     local _, its_fence, _, since, _, _, label = parse(call('HGET', state, 't' .. ticket) or '')
     if its_fence then note('lost', ticket, its_fence, weight, ended - since, label) end
   end
-  local key, _, share = entry_of(ticket)
-  remove_holder(ticket, weight)
   local until_ms = ended + tonumber(call('HGET', state, 'y') or 0)
   if until_ms > now and string.byte(ticket) ~= 255 then
     local name = string.char(255) .. format('%d ', ended) .. ticket
     call('HSET', state, 't' .. name, format('%d 0 0 %d - - ', weight, now))
     lease_until(name, until_ms)
     used, excess = used + weight, excess + weight - 1
-    if key then
+    local key, _, share = entry_of(ticket)
+    if key then -- before the permit goes, so that nothing of its key becomes free meanwhile
       turns.add(name, key, share, 0)
       turns.use(key, weight)
     end
   end
+  remove_holder(ticket, weight)
 end
 
 -- Removes holders whose lease has ended, at most `limit`, and returns how many.
