@@ -236,7 +236,7 @@ class PendingRelease:
     patience_ms = RECONNECT_MS
     _timer: asyncio.TimerHandle | None = None
     _refusals = 0
-    _unanswered = _repeated = False
+    _unanswered = False
     _in_flight = False  # two copies sent to two nodes of a cluster could be answered in any order
 
     def __init__(  # noqa: PLR0917  positional for speed: one is made for every acquire and release
@@ -278,10 +278,7 @@ class PendingRelease:
             self._delayed()
             return False
         tombstone_ms = self.ask.terms.lease_ms if self._may_be_duplicated else 0
-        # A repeated one frees what this request has: another may have got the same permit by its ticket meanwhile.
-        by_request = self._repeated and self.ask.request
-        tail = arguments.release_tail(self.ask, None if by_request else self._fence, tombstone_ms)
-        self._repeated = True
+        tail = arguments.release_tail(self.ask, self._fence, tombstone_ms)
         link.send(self.ask.resource, scripts.RELEASE, tail, self._answered)
         self._in_flight = True
         return True
