@@ -11,7 +11,6 @@ refuses raises `RedleaseError`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -22,7 +21,6 @@ from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 from . import clock
 from .errors import RedleaseError
 from .hold import lease_lost, lease_of
-from .log import about
 from .models import HistoryEntry, Position, Snapshot
 from .protocol import scripts
 from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
@@ -60,8 +58,6 @@ __all__ = [
     "pack_terms",
     "read_lua",
 ]
-
-logger = logging.getLogger("redlease")
 
 ANSWER_S = 0.5  # how much later than the time for replicas the server may say how many there are
 GONE = "it lapsed, was released, or somebody else adopted it"
@@ -118,7 +114,6 @@ class Tickets:
         self._connection = session.connection
         self._prefix = prefix
         self._replication = Replication()
-        self._warned_of: set[str] = set()  # resources in whose history something else has written
 
     def resource(self, name: str) -> Resource:
         """Returns the resource of that name; raises ValueError if the name is not valid."""
@@ -377,13 +372,8 @@ class Tickets:
             if len(page) < most:
                 break
         entries, foreign = read_entries(found[::-1])
-        if foreign and resource.name not in self._warned_of:
-            self._warned_of.add(resource.name)
-            logger.warning(
-                "resource %r: %d entries of its history are none of redlease's and are left out; the first is %s",
-                *(resource.name, len(foreign), foreign[0]),
-                extra=about(resource.name),
-            )
+        if foreign:
+            self.session.remembered.found_foreign(resource.name, foreign)
         return entries
 
     async def position(self, resource: Resource, ticket: str) -> Position | None:
