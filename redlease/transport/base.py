@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from redis.asyncio import ConnectionPool
@@ -43,6 +44,33 @@ def backed_off(first: float, times: int, most: float) -> float:
 def settles(future: asyncio.Future[T]) -> Callable[[T], None]:
     """Returns a callback that sets the future's result, unless the future is done."""
     return lambda result: None if future.done() else future.set_result(result)
+
+
+class Patience:
+    """The time limit of attempts that begin from the start each time.
+
+    Each attempt that runs out of time doubles it until one succeeds: who is slow, as over a long way or on a machine
+    under load, would never be heard else.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._late = 0  # attempts that ran out of time
+
+    @contextlib.asynccontextmanager
+    async def attempt(self, first_s: float) -> AsyncGenerator[None]:
+        """Limits one attempt; `first_s`: the limit if none was late before.
+
+        Raises:
+            TimeoutError: The time is over.
+        """
+        try:
+            async with asyncio.timeout(backed_off(first_s, self._late, self._most_s)):
+                yield
+        except TimeoutError:
+            self._late += 1
+            raise
+        self._late = 0
 
 
 async def end(task: asyncio.Task[Any]) -> None:
