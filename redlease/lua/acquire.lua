@@ -189,7 +189,7 @@ if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
   if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) and reap(BATCH) == BATCH then more = 1 end
   if was_capacity > capacity then publish_capacity() end
   commit(deadline, idle)
-  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10]}, false
+  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10], [11] = was[11]}, false
   ahead, wait = call('ZCARD', queue), soonest()
 end
 
@@ -215,7 +215,7 @@ if queued_since then
   end
 elseif before == 0 and used + weight <= capacity and (turn or not key) then
   if ahead > 0 then set('s', format('%d', sequence + 1)) end -- it passes those who wait, and counts as an arrival
-  turns.virtual = math.max(turns.virtual, turn or 0)
+  if turn then turns.virtual = math.max(turns.virtual, turn) end
   return grant()
 elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
   -- Only live waiters count. The queue may contain dead ones behind its head if a place has lapsed since the last full

@@ -46,7 +46,17 @@ def operation(
     text = read_lua("redlease", "parts/prelude") + read_lua(package, name)
     for part, files in PARTS.items():
         text = text.replace(f"--#include {part}\n", "".join(read_lua("redlease", f"parts/{file}") for file in files))
-    return Script(name, args, text, keys, deliver_after_pushes=deliver_after_pushes)
+    return Script(name, args, stripped(text), keys, deliver_after_pushes=deliver_after_pushes)
+
+
+def stripped(lua: str) -> str:
+    """Returns Lua without comment lines and indentation.
+
+    The server keeps every text. And one of 32 kB or more makes it read larger parts of the connection, all of whose
+    calls it runs before it sends their replies.
+    """
+    lines = (line.strip() for line in lua.splitlines())
+    return "".join(f"{line}\n" for line in lines if line and not line.startswith("--"))
 
 
 ACQUIRE = operation(

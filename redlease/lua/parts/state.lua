@@ -2,7 +2,7 @@
 
 local fence, sequence, capacity, declared, used, excess, record
 local expires, tombstones, watched
-local turns = {count = 0, virtual = 0, start = 0, numbers = 0, raised = 0} -- see turns.lua, which not all operations include
+local turns = {count = 0, raised = 0, limit = 0} -- see turns.lua, which not all operations include
 local was -- the header as it was read
 local new_holder, new_waiter = false, false -- whether a key may have been created that has no expiry yet
 
@@ -15,7 +15,7 @@ local function read(ticket)
   sequence, expires = was[5] and tonumber(was[5]) or 0, was[6] and tonumber(was[6]) or 0
   tombstones, watched = was[7] and tonumber(was[7]) or 0, was[8] and tonumber(was[8]) or 0
   record = was[9]
-  turns.stored, turns.limit = was[11], tonumber(was[12] or 0)
+  if was[12] then turns.limit = tonumber(was[12]) end
   if was[11] then
     local count, virtual, start, numbers, raised = string.match(was[11], '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
     turns.count, turns.virtual, turns.start, turns.numbers, turns.raised = count + 0, virtual + 0, start + 0, numbers + 0, raised + 0

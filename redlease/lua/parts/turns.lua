@@ -16,6 +16,7 @@
 if turns.count > 0 or turns.key then (function() -- a function of its own, so that its locals enlarge no other call's stack
 local HEADS, REST = 2251799813685248, 4503599627370496 -- 2^51 and 2^52, so that tags and numbers are whole
 local ONE = 1000 -- a unit at share 1: tags are whole numbers
+if not was[11] then turns.virtual, turns.start, turns.numbers = 0, 0, 0 end
 
 local function cost(weight, share)
   return math.max(1, math.min(2 ^ 31, math.floor(weight * ONE / share + 0.5)))
@@ -240,8 +241,8 @@ end
 function turns.store()
   local text = turns.count > 0
     and format('%d %.0f %.0f %.0f %.0f', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised)
-  if text and text ~= turns.stored then call('HSET', state, 'g', text) end
-  if turns.stored and not text then call('HDEL', state, 'g') end
-  turns.stored = text
+  if text and text ~= was[11] then call('HSET', state, 'g', text) end
+  if was[11] and not text then call('HDEL', state, 'g') end
+  was[11] = text
 end
 end)() end
