@@ -30,7 +30,7 @@ class Script:
 
 
 # What a line `--#include` stands for.
-PARTS = {"state": ("state",), "queue": ("queue", "turns"), "share": ("share",)}
+PARTS = {"state": ("state",), "queue": ("queue", "turns"), "share": ("share",), "limits": ("limits",)}
 
 
 @cache
@@ -70,6 +70,7 @@ ADOPT = operation("adopt", "ticket fence request place lease_ms refence idle_ttl
 BEAT = operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
 REDUCE = operation("reduce", "ticket fence weight idle_ttl_ms")
 RESIZE = operation("resize", "capacity idle_ttl_ms")
+LIMIT = operation("limit", "kind key units until idle_ttl_ms label")
 INSPECT = operation("inspect", "most_holders most_waiters bytes after_deadline after_ticket after_entry most_counted")
 TOTALS = operation("totals", "most")
 HISTORY = operation("history", "before most")
