@@ -238,7 +238,10 @@ elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
         if ahead < most then break end
       end
     end
-    if turns.store then turns.store() end
+    if turns.store then
+      turns.store()
+      wait = soonest() -- another waiter of a key may be the first
+    end
     if arrival == 0 and at >= ahead then call('HSET', state, 'l', format('%d', now)) end
   else
     at = ahead
