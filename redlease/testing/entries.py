@@ -93,7 +93,7 @@ class Limit:
         units: How many.
         until: When it ends.
         since: When it was set.
-        of_keys: Whether it is of one key, or of each.
+        kind: "limit", "pause", "back" or "each".
         key: Of which; empty for each, and for the whole resource.
     """
 
@@ -101,8 +101,13 @@ class Limit:
     units: int
     until: int
     since: int
-    of_keys: bool
+    kind: str
     key: str = ""
+
+    @property
+    def of_keys(self) -> bool:
+        """Whether it is of one key, or of each."""
+        return bool(self.key) or self.kind == "each"
 
     def kept(self, capacity: int) -> int:
         """Return how many units of a capacity it keeps from everybody, as a permit for them would."""
@@ -111,7 +116,7 @@ class Limit:
     @classmethod
     def named(cls, kind: str, key: str) -> bytes:
         """Return the name of a limit."""
-        return b"\xff" + f"{kind} {key}".rstrip(" ").encode() if not key else b"\xff" + f"{kind} {key}".encode()
+        return b"\xff" + (f"{kind} {key}" if key else kind).encode()
 
 
 class Asked(NamedTuple):

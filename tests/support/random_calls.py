@@ -157,6 +157,18 @@ class RandomCalls:
         """Set the capacity; that of a read-write lock stays."""
         return CAPACITY_MAX if self.capacity == CAPACITY_MAX else self.random.randint(1, 6), self.idle
 
+    def limit(self) -> Args:
+        """Set or lift a limit, of the resource or of keys."""
+        draw = self.random
+        kind, key = draw.choice([("limit", ""), ("pause", ""), ("back", "")])
+        if self.keys and draw.random() < 0.7:
+            kind, key = draw.choice([("each", ""), ("limit", "k"), ("limit", "l"), ("back", "k"), ("back", "m")])
+        until = str(draw.choice(self.leases))
+        if draw.random() < 0.2:
+            until = f"@{self.model.now + draw.choice([-1, *self.leases])}"
+        units = draw.randint(0, 4) if kind in {"limit", "each"} else 0
+        return kind, key, "" if draw.random() < 0.6 else units, until, self.idle, LABEL
+
     def check(self) -> Args:
         """Ask whether a permit is held."""
         return self.permit()
@@ -181,5 +193,6 @@ SHARES = {
     "check": 4,
     "position": 4,
     "resize": 3,
+    "limit": 4,
     "watch": 1,
 }
