@@ -7,7 +7,7 @@
 -- Reply: {tag, deadline, more}
 --        (deadline: when the limit ends or, of one that was lifted, would have ended; 0 if there is none, or the time is over already)
 -- Cost: O(log n), and O(log n) for each of at most 100 that it grants.
-local tag, kind, key, units, lasts_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local tag, kind, key, units, until_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local idle, label = tonumber(ARGV[6]), ARGV[7]
 local FOR_GOOD_MS = 315360000000 -- ten years
 local name = string.char(255) .. kind .. (key == '' and '' or ' ' .. key)
@@ -20,8 +20,10 @@ turns.key = is_of_keys and key
 for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, before the first write
 local its_weight = record and parse(record)
 local its_end = tonumber(call('ZSCORE', holders, name) or 0)
-local deadline = tonumber((string.match(lasts_ms, '^@(%d+)$'))) or now + (tonumber(lasts_ms) or FOR_GOOD_MS)
-if not units then deadline = its_end end
+local deadline = its_end
+if units then
+  deadline = string.byte(until_ms) == 64 and tonumber(string.sub(until_ms, 2)) or now + (tonumber(until_ms) or FOR_GOOD_MS)
+end
 if deadline <= now then return {tag, 0, 0} end
 
 call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes

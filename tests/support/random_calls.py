@@ -165,7 +165,7 @@ class RandomCalls:
             kind, key = draw.choice([("each", ""), ("limit", "k"), ("limit", "l"), ("back", "k"), ("back", "m")])
         until = str(draw.choice(self.leases))
         if draw.random() < 0.2:
-            until = f"@{self.model.now + draw.choice([-1, *self.leases])}"
+            until = f"@{max(0, self.model.now + draw.choice([-1, *self.leases]))}"
         units = draw.randint(0, 4) if kind in {"limit", "each"} else 0
         return kind, key, "" if draw.random() < 0.6 else units, until, self.idle, LABEL
 
