@@ -32,6 +32,7 @@ class RandomCalls:
     leases: list[int]
     idle: int = IDLE_MS
     keys: tuple[str, ...] = ()
+    is_limited: bool = False
     epochs: Counter[str] = field(default_factory=Counter)
     requests: dict[tuple[str, str], str] = field(default_factory=dict)
     granted: deque[tuple[str, int]] = field(default_factory=lambda: deque([("a", 1)], maxlen=12))
@@ -50,7 +51,8 @@ class RandomCalls:
         capacity, weights = terms[number % len(terms)]
         longest = random.choice([3, 20, 60])
         keys = random.choice([(), ("", "k", "l", "m")])
-        return cls(random, Model(), capacity, weights, [1 + longest // 4, longest], idle, keys)
+        is_limited = random.random() < 0.5
+        return cls(random, Model(), capacity, weights, [1 + longest // 4, longest], idle, keys, is_limited)
 
     def learn(self, name: str, args: tuple[Any, ...], reply: list[Any], fence: int) -> None:
         """Remember what a later call may be about; `fence`: the last one before this call."""
@@ -65,7 +67,8 @@ class RandomCalls:
 
     def call(self) -> tuple[str, Args]:
         """Return the next call: the name of the operation, and its arguments."""
-        (name,) = self.random.choices(list(SHARES), list(SHARES.values()))
+        shares = SHARES if self.is_limited else SHARES | {"limit": 0}
+        (name,) = self.random.choices(list(shares), list(shares.values()))
         return name, getattr(self, name)()
 
     def request(self, channel: str, ticket: str) -> str:
