@@ -62,7 +62,7 @@ end
 -- Returns how many units a key may have: 0 while it is held back, else its own limit, that for each key, or the declared one.
 local function limit_of(key)
   if turns.limits > 0 then
-    if call('HEXISTS', state, 't\255back ' .. key) == 1 then return 0 end
+    if call('HGET', state, 't\255back ' .. key) then return 0 end
     local _, _, units = parse(call('HGET', state, 't\255limit ' .. key) or call('HGET', state, 't\255each') or '')
     if units then return tonumber(units) end
   end
