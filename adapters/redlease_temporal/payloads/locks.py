@@ -50,6 +50,15 @@ def micros(moment: datetime) -> int:
 
 
 @dataclass(frozen=True)
+class Caller:
+    """The run, in whatever namespace of the cluster, for which a lock service makes requests."""
+
+    namespace: str
+    workflow_id: str
+    run_id: str
+
+
+@dataclass(frozen=True)
 class Terms:
     """What a primitive declares about its resource."""
 
@@ -70,6 +79,7 @@ class AcquireCall:
         wait_id: The id of the remote activity whose completion records a later grant.
         keep: Whether the permit is renewed while the run is open.
         queue: Whether the request may wait.
+        caller: The run that is to have the permit, if it is not the one that requests it.
     """
 
     terms: Terms
@@ -86,6 +96,7 @@ class AcquireCall:
     on_close: OnClose = "release"
     max_hold_ms: int | None = None
     salt: str = ""
+    caller: Caller | None = None
 
 
 @dataclass(frozen=True)
