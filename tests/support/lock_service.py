@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import hashlib
+import os
+import tempfile
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -16,7 +21,11 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
+from redlease.embedded import ProcessGroup
 from redlease_temporal.worker import RedleasePlugin
+
+import golang
+from caches import cached
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
 
 CALLERS = "callers"
 SERVICE_QUEUE = "locks"
+GO = Path(__file__).parents[2] / "adapters" / "languages" / "go"
 RETENTION = Duration(seconds=86_400)
 KNOWN_WITHIN = 60.0  # a new namespace is not known to every part of the server at once
 
@@ -52,6 +62,32 @@ class Callers:
         client = await Client.connect(self.address, namespace=CALLERS, plugins=[RedleasePlugin()])
         async with Worker(client, task_queue=place.task_queue, workflows=workflows):
             yield client
+
+    @contextlib.asynccontextmanager
+    async def go(self, place: Place) -> AsyncIterator[None]:
+        """Run the workflows of the Go package's own worker in the namespace of callers."""
+        program = str(await asyncio.to_thread(go_worker))
+        group = ProcessGroup()
+        with tempfile.TemporaryFile() as log:
+            try:
+                group.spawn([program, self.address, CALLERS, place.task_queue], output=log, env=dict(os.environ))
+                yield
+            finally:
+                group.end()
+                for pause in group.ending():
+                    await asyncio.sleep(pause)
+
+
+@functools.cache
+def go_worker() -> Path:
+    """Return the worker of the Go package, built once from the same source."""
+    files = sorted(path for path in GO.rglob("*") if path.is_file())
+    source = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+    def make(directory: Path) -> None:
+        golang.build(["build", "-o", str(directory / "worker"), "./worker"], directory, {}, source=GO)
+
+    return cached(f"go-caller-{source[:12]}", make) / "worker"
 
 
 async def with_callers(server: TemporalServer) -> Callers:

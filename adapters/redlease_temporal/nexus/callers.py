@@ -78,18 +78,21 @@ class CallerPermits:
         owner = limits.shortened(caller.workflow_id, limits.OWNER_BYTES_MAX) if caller else call.permit.owner
         permit = dataclasses.replace(call.permit, owner=owner)
         terms = Terms(permit.resource, permit.capacity, permit.lease_ms)
+        resource = relay.tickets.resource(permit.resource)
         record = _record(permit, call, terms)
-        before = (await relay.claim(record)).caller
-        same = None not in (before, caller) and _workflow(before) == _workflow(caller)
+        known = await relay.claim(record)
+        same = None not in (known.caller, caller) and _workflow(known.caller) == _workflow(caller)
         adopted = await relay.tickets.adopt(
-            *(relay.tickets.resource(permit.resource), permit.ticket, permit.fence, record.request, permit.lease_ms),
+            *(resource, permit.ticket, permit.fence, record.request, permit.lease_ms),
             refence=not same if call.refence is None else call.refence,
             idle_ttl_ms=relay.settings.idle_ttl_ms,
             label=record.label,
         )
-        if adopted is None or caller is None:
-            await relay.registry.drop(record.id)
         if adopted is None:
+            if known.request == record.request:
+                await relay.registry.drop(record.id)
+            else:  # the record is of whoever holds the permit now, and is this relay's since the claim
+                relay.track(tracker_for(relay, known))
             raise lease_lost(permit.resource, permit.ticket, permit.fence, GONE)
         fence, granted_at_ms, expires_at_ms, weight, capacity, _ = adopted
         permit = dataclasses.replace(
@@ -100,7 +103,9 @@ class CallerPermits:
             granted_at_ms=granted_at_ms,
             expires_at_ms=expires_at_ms,
         )
-        if caller is not None:
+        if caller is None:
+            await relay.registry.drop(record.id)
+        else:
             await self._keep(permit, call, terms)
         return permit
 

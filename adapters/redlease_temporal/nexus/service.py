@@ -28,7 +28,7 @@ from redlease_temporal.backends.redis.relay import Relay
 from redlease_temporal.backends.redis.requests import Requests
 from redlease_temporal.errors import failure
 from redlease_temporal.payloads import nexus as calls
-from redlease_temporal.payloads.locks import Caller, Inspecting, Terms
+from redlease_temporal.payloads.locks import Inspecting, Terms
 
 from .callers import CallerPermits, linked, waiting_id
 
@@ -69,8 +69,7 @@ class AcquireHandler(OperationHandler[calls.Acquire, Permit]):
     ) -> StartOperationResultSync[Permit] | StartOperationResultAsync:
         """Tries, and if there is nothing free starts the workflow that waits."""
         permits = CallerPermits(self._relay())
-        call = await answered(identified(permits, ctx, input))
-        permit = await answered(permits.try_acquire(call))
+        call, permit = await answered(tried(permits, ctx, input))
         if permit is not None:
             return StartOperationResultSync(permit)
         if call.timeout_ms is not None and call.timeout_ms <= 0:
@@ -95,6 +94,14 @@ class AcquireHandler(OperationHandler[calls.Acquire, Permit]):
         except RPCError as error:
             if error.status != RPCStatusCode.NOT_FOUND:
                 raise
+
+
+async def tried(
+    permits: CallerPermits, ctx: StartOperationContext, given: calls.Acquire
+) -> tuple[calls.Acquire, Permit | None]:
+    """The call with what it leaves to the service, and its permit if one was free."""
+    call = await identified(permits, ctx, given)
+    return call, await permits.try_acquire(call)
 
 
 async def identified(permits: CallerPermits, ctx: StartOperationContext, call: calls.Acquire) -> calls.Acquire:
@@ -123,8 +130,8 @@ class LockServiceHandler:
     async def try_acquire(self, ctx: StartOperationContext, input: calls.Acquire) -> calls.Tried:  # noqa: A002
         """Acquires a permit if one is free and nobody waits."""
         permits = CallerPermits(self._relay())
-        call = await answered(identified(permits, ctx, input))
-        return calls.Tried(await answered(permits.try_acquire(call)))
+        _, permit = await answered(tried(permits, ctx, input))
+        return calls.Tried(permit)
 
     @sync_operation
     async def renew(self, ctx: StartOperationContext, input: calls.Renew) -> Permit:  # noqa: A002, ARG002
@@ -143,8 +150,12 @@ class LockServiceHandler:
     async def adopt(self, ctx: StartOperationContext, input: calls.Adopt) -> Permit:  # noqa: A002
         """Takes a permit over for the caller's run."""
         permits = CallerPermits(self._relay())
-        caller: Caller | None = await answered(permits.found(input.caller or linked(ctx.inbound_links)))
-        return await answered(permits.adopt(dataclasses.replace(input, caller=caller)))
+
+        async def adopted() -> Permit:
+            caller = await permits.found(input.caller or linked(ctx.inbound_links))
+            return await permits.adopt(dataclasses.replace(input, caller=caller))
+
+        return await answered(adopted())
 
     @sync_operation
     async def check(self, ctx: StartOperationContext, input: calls.Check) -> calls.Checked:  # noqa: A002, ARG002
