@@ -15,11 +15,7 @@ import (
 // Hold holds a permit until it is told to go on, and ends as it is asked to.
 func Hold(ctx workflow.Context, endpoint, how string) (int64, error) {
 	fence := int64(0)
-	err := workflow.SetQueryHandler(ctx, "fence", func() (int64, error) { return fence, nil })
-	if err != nil {
-		return 0, err
-	}
-	err = redlease.New(endpoint).WithPermit(ctx, "r", 1, func(ctx workflow.Context, permit redlease.Permit) error {
+	err := redlease.New(endpoint).WithPermit(ctx, "r", 1, func(ctx workflow.Context, permit redlease.Permit) error {
 		fence = permit.Fence
 		selector := workflow.NewSelector(ctx)
 		selector.AddReceive(workflow.GetSignalChannel(ctx, "proceed"), func(channel workflow.ReceiveChannel, _ bool) {
