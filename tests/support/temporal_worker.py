@@ -83,7 +83,10 @@ async def main() -> None:
     activities = defined(config["module"], "__temporal_activity_definition") if serve != "workflows" else []
     options = worker_options(config.get("worker", {}))
     if serve == "locks":
+        from redlease_temporal.worker import RedleasePlugin  # noqa: PLC0415
+
         (plugin,) = client.config()["plugins"]
+        assert isinstance(plugin, RedleasePlugin)
         worker = plugin.nexus_worker(client, config["task_queue"], **options)
     else:
         queue = config["task_queue"]

@@ -130,11 +130,14 @@ class NexusBackend:
                 summary=f"{name} {self._terms.resource}",
             )
         except NexusOperationError as error:
-            raise self._told(error) from error
+            told = self._told(error)
+            if told is None:
+                raise
+            raise told from error
         return answer
 
-    def _told(self, error: NexusOperationError) -> BaseException:
-        """The error of the library in the failure of an operation; the failure itself if there is none in it."""
+    def _told(self, error: NexusOperationError) -> BaseException | None:
+        """The error of the library in the failure of an operation; None if there is none in it."""
         cause: BaseException | None = error.cause
         if isinstance(cause, CancelledError) and _cancellations():
             return asyncio.CancelledError()
@@ -150,7 +153,7 @@ class NexusBackend:
                 )
                 return Unavailable(message, resource=self._terms.resource)
             cause = cause.__cause__
-        return error
+        return None
 
 
 def _cancellations() -> int:
