@@ -57,7 +57,7 @@ class CallerTracker(TicketTracker):
         record = self.record
         try:
             return await self._relay.monitor.has_recorded(
-                self._waiting, record.event_id, record.local_id, record.wait_id
+                self._waiting, record.event_id, record.local_id, record.wait_id, record.fence
             )
         except RPCError as error:
             self._once.tell(f"{self}: the Temporal server did not say whether the grant arrived", error)
