@@ -74,6 +74,7 @@ class RemoteCalls:
         renewed = await pool.renew(one, lease=timedelta(minutes=1))
         held = await pool.check(one)
         released = [await pool.release(one), await pool.release(one), await pool.release("two")]
+        lost: list[str | None] = []
         try:
             await pool.renew(one)
         except LeaseLost as error:

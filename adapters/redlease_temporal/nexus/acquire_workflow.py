@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import VersioningBehavior
 
 from redlease.models import Permit
 from redlease_temporal.backends.redis.backend import RedisBackend
@@ -19,7 +18,7 @@ def terms_of(call: Acquire) -> locks.Terms:
     return locks.Terms(call.resource, call.capacity, call.lease_ms, call.max_waiters)
 
 
-@workflow.defn(name=ACQUIRE_WORKFLOW, versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+@workflow.defn(name=ACQUIRE_WORKFLOW)
 class AcquireWorkflow:
     """Requests a permit as any run does, by way of the relays, and returns it. Cancelling it withdraws the request."""
 
