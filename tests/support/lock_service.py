@@ -57,10 +57,12 @@ class Callers:
             yield client
 
     @contextlib.asynccontextmanager
-    async def calling(self, place: Place, workflows: Sequence[type]) -> AsyncIterator[Client]:
+    async def calling(
+        self, place: Place, workflows: Sequence[type], activities: Sequence[Any] = ()
+    ) -> AsyncIterator[Client]:
         """Run workflows in the namespace of callers; their worker has no Redis."""
         client = await Client.connect(self.address, namespace=CALLERS, plugins=[RedleasePlugin()])
-        async with Worker(client, task_queue=place.task_queue, workflows=workflows):
+        async with Worker(client, task_queue=place.task_queue, workflows=workflows, activities=activities):
             yield client
 
     @contextlib.asynccontextmanager

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
-from temporalio import workflow
+from temporalio import activity, workflow
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from ending_flows import Holding
-from redlease_temporal import AcquireTimeout, LeaseLost, Permit, Semaphore, semaphore
+    from ending_flows import ONE_ATTEMPT_S, Holding
+from redlease_temporal import AcquireTimeout, LeaseLost, Permit, Semaphore, lock, semaphore
+from redlease_temporal.payloads import nexus as calls
+from redlease_temporal.payloads.locks import Caller
 
 ENDPOINT = "redlease-locks"
 
@@ -30,6 +33,11 @@ class Remote(Holding):
         if how == "successor":
             await self.told_to_go_on()
             return how
+        if how == "abandon":
+            request = asyncio.ensure_future(pool_of("r").hold())
+            await self.told_to_go_on()
+            assert not request.done()
+            workflow.continue_as_new("successor")
         async with pool_of("r").hold() as hold:
             self.fence = hold.fence
             await self.told_to_go_on()
@@ -69,6 +77,7 @@ class RemoteCalls:
         one = await pool.acquire(ticket="one")
         two = await pool.try_acquire(ticket="two")
         assert two is not None
+        again = await pool.acquire(ticket="one")
         none = await pool.try_acquire()
         seen = await pool.inspect()
         renewed = await pool.renew(one, lease=timedelta(minutes=1))
@@ -80,7 +89,7 @@ class RemoteCalls:
         except LeaseLost as error:
             lost = [error.resource, error.ticket]
         return [
-            [one.fence < two.fence, none, [holder.ticket for holder in seen.holders], renewed.lease_ms],
+            [one.fence == again.fence < two.fence, none, [holder.ticket for holder in seen.holders], renewed.lease_ms],
             [held, released, await pool.check(one), lost],
         ]
 
@@ -97,3 +106,41 @@ class RemoteWaits:
                 return "held"
         except AcquireTimeout as error:
             return f"timed out: {error.resource}"
+
+
+@workflow.defn
+class LateCopy:
+    """A request that another run made, executed once more."""
+
+    @workflow.run
+    async def run(self, ticket: str, caller: Caller) -> Permit:
+        """Return what it is granted."""
+        client = workflow.create_nexus_client(service=calls.SERVICE, endpoint=ENDPOINT)
+        late = calls.Acquire("r", ticket=ticket, caller=caller)
+        return await client.execute_operation("acquire", late, output_type=Permit)
+
+
+FENCES: list[int] = []  # of those that have entered, in this order
+INSIDE: list[int] = []  # and have not left
+
+
+@activity.defn
+async def enter_and_leave(fence: int) -> None:
+    """Enter, check that nobody else is inside, let others run, and leave."""
+    assert not INSIDE
+    FENCES.append(fence)
+    INSIDE.append(fence)
+    await asyncio.sleep(0.01)
+    INSIDE.remove(fence)
+
+
+@workflow.defn
+class TakesTurns:
+    """Enters under the lock, directly or by way of the service."""
+
+    @workflow.run
+    async def run(self, endpoint: str | None, turns: int) -> None:
+        """Take so many turns."""
+        for _ in range(turns):
+            async with lock("r", endpoint=endpoint).hold() as hold:
+                await workflow.execute_activity(enter_and_leave, hold.fence, schedule_to_close_timeout=ONE_ATTEMPT_S)

@@ -5,16 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 from lock_service import CALLERS, SERVICE_QUEUE, Callers, with_callers
-from nexus_flows import ENDPOINT, Remote, RemoteCalls, RemoteHeirs, RemoteWaits
-from temporal_tools import Place, holder_of, names_of, reset, tasks_that_failed, waiting
+from nexus_flows import (
+    ENDPOINT,
+    FENCES,
+    INSIDE,
+    LateCopy,
+    Remote,
+    RemoteCalls,
+    RemoteHeirs,
+    RemoteWaits,
+    TakesTurns,
+    enter_and_leave,
+)
+from temporal_tools import Place, events_of, holder_of, names_of, reset, tasks_that_failed, waiting
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import CancelledError
+
+from redlease_temporal.payloads.locks import Caller
 
 from helpers import eventually
 
@@ -29,8 +42,9 @@ if TYPE_CHECKING:
     from temporal.conftest import StartWorkerProcess
     from temporal_server import TemporalServer
 
-WORKFLOWS = [Remote, RemoteCalls, RemoteHeirs, RemoteWaits]
-MANY = 500
+WORKFLOWS = [LateCopy, Remote, RemoteCalls, RemoteHeirs, RemoteWaits]
+MANY = 20  # more than the service has slots
+TURNS = 4
 SOON = 60.0  # far more than it takes, on a machine that does much else
 
 
@@ -76,7 +90,7 @@ async def test_a_wait(client: Client, place: Place, pool: Semaphore) -> None:
     """Who has to wait gets the permit in its turn; it costs the caller three more events and a workflow task."""
     before = await pool.acquire()
     handle = await client.start_workflow(Remote.run, "complete", id=place.prefix, task_queue=place.task_queue)
-    await eventually(lambda: _waits(pool), SOON)
+    await eventually(lambda: _so_many_wait(pool, 1), SOON)
     await pool.release(before)
     assert await handle.execute_update(Remote.until_held) > before.fence
     await handle.signal(Remote.proceed)
@@ -86,35 +100,58 @@ async def test_a_wait(client: Client, place: Place, pool: Semaphore) -> None:
 
 
 async def test_a_wait_that_ends(client: Client, place: Place, pool: Semaphore) -> None:
-    """A wait that times out, is cancelled, or whose run is terminated leaves no place in the queue."""
+    """A wait that times out, or is cancelled, leaves no place in the queue."""
     before = await pool.acquire()
     told = await client.execute_workflow(RemoteWaits.run, 0.5, id=place.prefix, task_queue=place.task_queue)
     assert told == "timed out: r"
     assert not (await pool.inspect()).waiters
-    for ending in ("cancel", "terminate"):
-        handle = await client.start_workflow(
-            Remote.run, "complete", id=f"{place.prefix}-{ending}", task_queue=place.task_queue
-        )
-        await eventually(lambda: _waits(pool), SOON)
-        await getattr(handle, ending)()
-        with pytest.raises(WorkflowFailureError):
-            await handle.result()
-        await eventually(lambda: _does_not_wait(pool), SOON)
+    handle = await client.start_workflow(Remote.run, "complete", id=place.prefix, task_queue=place.task_queue)
+    await eventually(lambda: _so_many_wait(pool, 1), SOON)
+    await handle.cancel()
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
+    assert not (await pool.inspect()).waiters
     assert await pool.release(before)
 
 
-async def _waits(pool: Semaphore) -> bool:
-    return bool((await pool.inspect()).waiters)
+@pytest.mark.parametrize("ending", ["terminate", "continue"])
+async def test_a_wait_whose_run_is_gone(client: Client, place: Place, pool: Semaphore, ending: str) -> None:
+    """A run that is terminated, or continues as new, while it waits does not keep the permit from the next in line."""
+    before = await pool.acquire()
+    handle = await client.start_workflow(Remote.run, "abandon", id=place.prefix, task_queue=place.task_queue)
+    await eventually(lambda: _so_many_wait(pool, 1), SOON)
+    async with waiting_behind(pool) as after:
+        if ending == "terminate":
+            await handle.terminate()
+        else:
+            await handle.signal(Remote.proceed)
+            await eventually(lambda: _continued(client, handle.id), SOON)
+        await pool.release(before)
+        assert await pool.release(await asyncio.wait_for(after, 20.0))  # sooner than by the end of a lease
 
 
-async def _does_not_wait(pool: Semaphore) -> bool:
-    return not (await pool.inspect()).waiters
+async def test_a_late_copy_of_a_request(client: Client, place: Place, pool: Semaphore) -> None:
+    """A request that a handler executes again after its permit was released holds nothing, though its run is open."""
+    handle, fence = await begun(client, place, "complete")
+    ticket = (await pool.inspect()).holders[0].ticket
+    assert await pool.release(ticket)
+    kind = EventType.EVENT_TYPE_NEXUS_OPERATION_SCHEDULED
+    asked = next(event.event_id for event in await events_of(handle) if event.event_type == kind)
+    caller = Caller(CALLERS, handle.id, handle.result_run_id or "", asked)
+    late = await client.execute_workflow(
+        LateCopy.run, args=[ticket, caller], id=f"{place.prefix}-late", task_queue=place.task_queue
+    )
+    assert late.fence > fence
+    async with waiting(pool) as after:
+        assert (await asyncio.wait_for(asyncio.shield(after), 20.0)).fence > late.fence
+    await handle.signal(Remote.proceed)
+    assert await handle.result() == "complete"
 
 
 # The table of docs/temporal.md, row by row
 
 
-@pytest.mark.parametrize("how", ["complete", "fail", "continue"])
+@pytest.mark.parametrize("how", ["fail", "continue"])
 async def test_left(client: Client, place: Place, pool: Semaphore, how: str) -> None:
     """A run that leaves its block, by failing or continuing as new too, has given its permit back."""
     handle, fence = await begun(client, place, how)
@@ -123,14 +160,12 @@ async def test_left(client: Client, place: Place, pool: Semaphore, how: str) -> 
     if how == "fail":
         with pytest.raises(WorkflowFailureError):
             await handle.result()
-    await eventually(lambda: _is_free(pool), SOON)
+    else:
+        await eventually(lambda: _continued(client, handle.id), SOON)
+    assert await holder_of(pool) == 0
     if how == "continue":
         await client.get_workflow_handle(handle.id).signal(Remote.proceed)
         assert await client.get_workflow_handle(handle.id).result() == "successor"
-
-
-async def _is_free(pool: Semaphore) -> bool:
-    return await holder_of(pool) == 0
 
 
 async def test_cancelled(client: Client, place: Place, pool: Semaphore) -> None:
@@ -143,17 +178,12 @@ async def test_cancelled(client: Client, place: Place, pool: Semaphore) -> None:
     assert await holder_of(pool) == 0
 
 
-@pytest.mark.parametrize("how", ["terminated", "timed out"])
-async def test_closed_from_outside(client: Client, place: Place, pool: Semaphore, how: str) -> None:
-    """The permit of a run that is terminated, or times out, goes to the next in line, as a relay sees the end."""
-    options = {"run_timeout": timedelta(seconds=15)} if how == "timed out" else {}
-    handle, fence = await begun(client, place, "complete", **options)
+async def test_terminated(client: Client, place: Place, pool: Semaphore) -> None:
+    """The permit of a run that is terminated goes to the next in line, as soon as a relay sees the end."""
+    handle, fence = await begun(client, place, "complete")
     async with waiting(pool) as other:
-        if how == "terminated":
-            await handle.terminate()
-        with pytest.raises(WorkflowFailureError):
-            await handle.result()
-        assert (await asyncio.wait_for(asyncio.shield(other), SOON)).fence > fence
+        await handle.terminate()
+        assert (await asyncio.wait_for(asyncio.shield(other), 20.0)).fence > fence
 
 
 async def test_continued_and_adopted(client: Client, place: Place, pool: Semaphore) -> None:
@@ -188,15 +218,46 @@ async def test_reset(client: Client, place: Place, pool: Semaphore, grant: str) 
 # Processes, numbers, languages
 
 
+async def test_all_on_one_lock(callers: Callers, place: Place, pool: Semaphore) -> None:
+    """Callers of the service, workflows with Redis and services take turns: never two inside, and growing fences."""
+    FENCES.clear()
+    INSIDE.clear()
+
+    async def as_service() -> None:
+        for _ in range(TURNS):
+            async with pool.hold() as hold:
+                await enter_and_leave(hold.fence)
+
+    flows, activities = [TakesTurns], [enter_and_leave]
+    async with (
+        callers.service(place),
+        callers.calling(place, flows, activities) as remote,
+        place.serving(flows, activities) as local,
+    ):
+        tasks = [asyncio.create_task(as_service()) for _ in range(2)]
+        for client, endpoint in ((remote, ENDPOINT), (local, None)):
+            for number in range(2):
+                running = client.execute_workflow(
+                    TakesTurns.run,
+                    args=[endpoint, TURNS],
+                    id=f"{place.prefix}-{number}",
+                    task_queue=place.task_queue,
+                )
+                tasks.append(asyncio.create_task(running))
+        await asyncio.gather(*tasks)
+    assert len(FENCES) == len(tasks) * TURNS
+    assert sorted(set(FENCES)) == FENCES
+
+
 @pytest.mark.slow
 async def test_many_wait_while_every_handler_is_killed(
     callers: Callers, place: Place, pool: Semaphore, worker_process: StartWorkerProcess, quiet: Quiet
 ) -> None:
-    """Five hundred callers wait without a worker's slot; kill -9 of every handler costs no place and no permit."""
+    """Many callers wait without a worker's slot; kill -9 of every handler costs no place and no permit."""
     quiet.allow(".*")
     slots = {"max_concurrent_workflow_tasks": 8, "max_concurrent_activities": 1, "max_concurrent_nexus_tasks": 8}
     kept = {"waiter_lease": 120}  # a busy machine takes its time to start a process
-    service = {"serve": "locks", "task_queue": SERVICE_QUEUE, "plugin": kept, "worker": slots}
+    service: dict[str, Any] = {"serve": "locks", "task_queue": SERVICE_QUEUE, "plugin": kept, "worker": slots}
     async with callers.calling(place, WORKFLOWS) as client:
         first = await worker_process("nexus_flows", **service)
         holder, fence = await begun(client, place, "complete")
@@ -206,7 +267,7 @@ async def test_many_wait_while_every_handler_is_killed(
             handles.append(
                 await client.start_workflow(Remote.run, "complete", id=workflow_id, task_queue=place.task_queue)
             )
-        await eventually(lambda: _so_many_wait(pool, MANY), 240)
+        await eventually(lambda: _so_many_wait(pool, MANY), SOON)
         before = [waiter.ticket for waiter in (await pool.inspect(limit=MANY)).waiters]
         first.kill()
         await worker_process("nexus_flows", **service)

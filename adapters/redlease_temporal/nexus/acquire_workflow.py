@@ -36,7 +36,7 @@ class AcquireWorkflow:
             weight=call.weight,
             owner=call.owner or None,
             metadata=call.metadata,
-            keep=call.caller is not None,
+            keep=call.keep,
             on_close=call.on_close,
             max_hold_ms=call.max_hold_ms,
             caller=call.caller,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from nexusrpc import Link
 from temporalio.service import RPCError, RPCStatusCode
@@ -33,9 +33,11 @@ def waiting_id(resource: str, ticket: str) -> str:
 def linked(links: Iterable[Link]) -> Caller | None:
     """The run that started an operation, as the server names it in the operation's links."""
     for link in links:
-        parts = urlsplit(link.url).path.strip("/").split("/")
+        url = urlsplit(link.url)
+        parts = url.path.strip("/").split("/")
         if link.type == WORKFLOW_EVENT and len(parts) >= 5 and (parts[0], parts[2]) == ("namespaces", "workflows"):
-            return Caller(unquote(parts[1]), unquote(parts[3]), unquote(parts[4]))
+            event_id = int(parse_qs(url.query).get("eventID", ["0"])[0])
+            return Caller(unquote(parts[1]), unquote(parts[3]), unquote(parts[4]), event_id)
     return None
 
 
@@ -46,13 +48,18 @@ class CallerPermits:
         self._relay = relay
 
     async def found(self, caller: Caller | None) -> Caller | None:
-        """The caller with its run that is open now; None if this Temporal cluster has no such run."""
+        """The caller, after a reset with its new run; None if this Temporal cluster has no such open run.
+
+        The run that continues a caller as new does not know of the request.
+        """
         if caller is None:
             return None
         look = await self._relay.monitor_of(caller.namespace).look((caller.workflow_id, caller.run_id))
         if look.fate is RunStatus.CLOSED:
             return None
-        return dataclasses.replace(caller, run_id=look.open_run_id or caller.run_id)
+        if look.fate is RunStatus.RESET:
+            return dataclasses.replace(caller, run_id=look.open_run_id, event_id=0)
+        return caller
 
     async def try_acquire(self, call: Acquire) -> Permit | None:
         """Acquires a permit if one is free and nobody waits, and keeps it for the caller."""
@@ -63,7 +70,7 @@ class CallerPermits:
             owner=limits.shortened(owner, limits.OWNER_BYTES_MAX) or None,
             metadata=call.metadata,
         )
-        if permit is not None and call.caller is not None:
+        if permit is not None and call.keep:
             await self._keep(permit, call, terms_of(call))
         return permit
 

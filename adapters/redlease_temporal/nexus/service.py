@@ -106,8 +106,9 @@ async def tried(
 
 async def identified(permits: CallerPermits, ctx: StartOperationContext, call: calls.Acquire) -> calls.Acquire:
     """The call with its ticket, and with the run that is to have the permit."""
-    caller = await permits.found(call.caller or linked(ctx.inbound_links)) if call.keep else None
-    return dataclasses.replace(call, ticket=call.ticket or ctx.request_id, caller=caller)
+    caller = await permits.found(call.caller or linked(ctx.inbound_links))
+    keep = call.keep and caller is not None
+    return dataclasses.replace(call, ticket=call.ticket or ctx.request_id, keep=keep, caller=caller)
 
 
 @service_handler(service=calls.LockService)
@@ -153,6 +154,8 @@ class LockServiceHandler:
 
         async def adopted() -> Permit:
             caller = await permits.found(input.caller or linked(ctx.inbound_links))
+            # The caller knows the permit already, whether or not this answer reaches it.
+            caller = caller and dataclasses.replace(caller, event_id=0)
             return await permits.adopt(dataclasses.replace(input, caller=caller))
 
         return await answered(adopted())

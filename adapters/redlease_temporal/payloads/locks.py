@@ -51,11 +51,16 @@ def micros(moment: datetime) -> int:
 
 @dataclass(frozen=True)
 class Caller:
-    """The run, in whatever namespace of the cluster, for which a lock service makes requests."""
+    """The run, in whatever namespace of the cluster, for which a lock service makes requests.
+
+    Attributes:
+        event_id: The event of its history that scheduled the operation; 0 if that is not known.
+    """
 
     namespace: str
     workflow_id: str
     run_id: str
+    event_id: int = 0
 
 
 @dataclass(frozen=True)

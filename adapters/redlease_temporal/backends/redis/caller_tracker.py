@@ -16,7 +16,7 @@ from redlease_temporal.common.run_monitor import Look, RunStatus
 
 from .registry import TicketRecord
 from .relay import Relay
-from .tracker import TicketTracker
+from .tracker import FIRST_LOOK_S, NOTICE_S, TicketTracker
 
 logger = logging.getLogger("redlease.temporal")
 
@@ -64,13 +64,40 @@ class CallerTracker(TicketTracker):
             return None
 
     async def _keep(self) -> None:
-        """Renews the permit while the caller is open; nobody waits for it any more."""
+        """Renews the permit while the caller is open, if it was told of it; nobody waits for it any more."""
         self._relay.monitor.unwatch(self._waiting, self._on_look_at_waiting)
-        await super()._keep()
+        if await self._has_arrived():
+            await super()._keep()
+            return
+        await self._save()  # raises if another relay has a later request with this ticket
+        logger.warning("%s: the operation of the caller ended without the grant; giving it back", self)
+        await self._relay.give_back(self._resource, self.record)
+
+    async def _has_arrived(self) -> bool:
+        """False if the caller's operation ended without this grant, so that nobody knows of it.
+
+        A handler that was suspended may execute a request that was repeated, or given up, meanwhile.
+        """
+        pause_s = min(FIRST_LOOK_S, self._renewal_s)
+        while self._caller.event_id and self._may_renew() and await self._renew():
+            await self._pause(pause_s)
+            continued = self._adopt_until_ms is not None
+            arrived = await self._answered(self._is_received())
+            if arrived is not None or continued:
+                return arrived is True  # a run that was continued as new receives nothing any more
+            pause_s = min(NOTICE_S, self._renewal_s)
+        return True
+
+    async def _is_received(self) -> bool | None:
+        try:
+            return await self._monitor.has_received(self._run, self._caller.event_id, self.record.fence)
+        except RPCError as error:
+            self._once.tell(f"{self}: the Temporal server did not say whether the grant reached its caller", error)
+            return True if error.status == RPCStatusCode.PERMISSION_DENIED else None
 
     async def _move_to(self, run_id: str) -> None:
         """After a reset the new run has the permit, and the request: it repeats it under the same ticket, if at all."""
-        moved = dataclasses.replace(self.record, caller=dataclasses.replace(self._caller, run_id=run_id))
+        moved = dataclasses.replace(self.record, caller=dataclasses.replace(self._caller, run_id=run_id, event_id=0))
         if self._is_current() and await self._relay.registry.put(moved):
             self._relay.track(CallerTracker(self._relay, moved))
 

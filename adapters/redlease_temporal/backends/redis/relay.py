@@ -169,7 +169,8 @@ class Relay:
         """What asks for the status of runs in a namespace: those that hold permits may be in others."""
         monitor = self._monitors.get(namespace)
         if monitor is None:
-            client = Client(self.temporal.service_client, namespace=namespace)
+            converter = self.temporal.data_converter  # what the service answers is in its own encoding
+            client = Client(self.temporal.service_client, namespace=namespace, data_converter=converter)
             monitor = self._monitors[namespace] = RunMonitor(client, self.settings.looks_per_second)
             self.spawn(monitor.run())
         return monitor
