@@ -289,6 +289,7 @@ async def _other_holder(pool: Semaphore, fence: int) -> Permit | None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # the first time on a machine, the worker is built
 async def test_go(callers: Callers, place: Place, pool: Semaphore) -> None:
     """A workflow in Go releases its permit in every ending, and waits in the same queue as a service in Python."""
     client = await Client.connect(callers.address, namespace=CALLERS)
