@@ -311,13 +311,14 @@ class RunMonitor:
         Raises:
             RPCError: The server did not return the history.
         """
-        page = b""
+        page, continued = b"", False
         while True:
             events, page = await self._last_events(*run, page)
             for event in events:
-                if event.event_id <= event_id:
-                    return None
                 kind = event.WhichOneof("attributes")
+                continued = continued or kind == "workflow_execution_continued_as_new_event_attributes"
+                if event.event_id <= event_id:
+                    return False if continued else None
                 if kind in OPERATION_ENDED and getattr(event, kind).scheduled_event_id == event_id:
                     completed = event.nexus_operation_completed_event_attributes
                     returned = completed.scheduled_event_id == event_id

@@ -81,10 +81,9 @@ class CallerTracker(TicketTracker):
         pause_s = min(FIRST_LOOK_S, self._renewal_s)
         while self._caller.event_id and self._may_renew() and await self._renew():
             await self._pause(pause_s)
-            continued = self._adopt_until_ms is not None
             arrived = await self._answered(self._is_received())
-            if arrived is not None or continued:
-                return arrived is True  # a run that was continued as new receives nothing any more
+            if arrived is not None:
+                return arrived
             pause_s = min(NOTICE_S, self._renewal_s)
         return True
 
