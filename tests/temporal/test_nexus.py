@@ -251,6 +251,7 @@ async def test_all_on_one_lock(callers: Callers, place: Place, pool: Semaphore) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_many_wait_while_every_handler_is_killed(
     callers: Callers, place: Place, pool: Semaphore, worker_process: StartWorkerProcess, quiet: Quiet
 ) -> None:
