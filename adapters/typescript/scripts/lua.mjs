@@ -1,0 +1,26 @@
+// Writes src/lua.ts from the scripts of the Python package, which are the protocol: no second copy of them is kept.
+// The names of the arguments come from the contract at the head of each script.
+import {readFileSync, readdirSync, writeFileSync} from "node:fs";
+import {createHash} from "node:crypto";
+import {fileURLToPath} from "node:url";
+
+const here = fileURLToPath(new URL("../", import.meta.url));
+const python = process.env.REDLEASE_PYTHON ?? `${here}../../redlease`; // where the Python package is
+const read = (path) => readFileSync(`${python}/${path}.lua`, "utf8");
+
+function operation(name) {
+  const own = read(`lua/${name}`);
+  const text = (read("lua/parts/prelude") + own).replace(/--#include (\w+)\n/g, (_, part) => read(`lua/parts/${part}`));
+  return script(text, own);
+}
+
+function script(text, head) {
+  const args = /^-- ARGV: (.*)$/m.exec(head)[1].split(" ").filter((name) => name !== "tag");
+  return {sha: createHash("sha1").update(text).digest("hex"), args, text};
+}
+
+const names = readdirSync(`${python}/lua`).filter((file) => file.endsWith(".lua") && file !== "probe.lua");
+const scripts = Object.fromEntries(names.map((file) => file.slice(0, -4)).map((name) => [name, operation(name)]));
+const guard = read("guards/lua/guard");
+scripts.guard = script(`local theirs\n${guard}`, guard);
+writeFileSync(`${here}src/lua.ts`, `// Written by scripts/lua.mjs.\nexport const LUA = ${JSON.stringify(scripts, null, 1)} as const;\n`);

@@ -1,0 +1,233 @@
+/** The wire format of docs/protocol.md, without I/O: keys, arguments, replies and messages. */
+import {LUA} from "./lua.js";
+
+export type Operation = keyof typeof LUA;
+export type Values<Name extends Operation> = Record<(typeof LUA)[Name]["args"][number], string | number>;
+/** What ioredis gives for a reply: text is a Buffer, since names of lock delays are no UTF-8. */
+export type Raw = number | Buffer | Raw[];
+
+export const FENCE_MAX = 2 ** 53 - 1;
+export const COUNT_MAX = 2 ** 31 - 1;
+const DURATION_MS_MAX = 366 * 24 * 3600 * 1000;
+const KEYS = ["state", "holders", "queue", "waiters"] as const;
+const PAGE_BYTES = 500_000; // about the size of one reply of `inspect`
+const CHECKED_MOST = 5000; // waiters that one call checks, to count the live ones
+
+/** A permit as data. Its fields, and those of a snapshot, have the names that Python's have: the JSON is the same. */
+export interface Permit {
+  resource: string;
+  ticket: string;
+  fence: number;
+  weight: number;
+  capacity: number;
+  lease_ms: number;
+  /** In ms of the server's clock, as `expires_at_ms`. */
+  granted_at_ms: number;
+  expires_at_ms: number;
+  owner: string;
+  metadata: Record<string, string>;
+}
+
+export interface Waiter {
+  ticket: string;
+  weight: number;
+  owner: string;
+  metadata: Record<string, string>;
+  queued_at_ms: number;
+}
+
+export interface Snapshot {
+  resource: string;
+  capacity: number;
+  holders: Permit[];
+  waiters: Waiter[];
+  /** The last one granted. */
+  fence: number;
+  server_time_ms: number;
+  in_use: number;
+  waiting: number;
+}
+
+/** Checks a whole number; a `RangeError` says what is wrong with it. */
+export function count(what: string, value: number, low = 1, high = COUNT_MAX): number {
+  if (Number.isInteger(value) && value >= low && value <= high) return value;
+  throw new RangeError(`${what} must be a whole number from ${low} to ${high}, not ${value}`);
+}
+
+/** Checks a duration in ms. */
+export const duration = (what: string, ms: number, low = 10) => count(what, Math.ceil(ms), low, DURATION_MS_MAX);
+
+/** Checks a text by its length in UTF-8. */
+export function text(what: string, value: string, most: number): string {
+  if (typeof value === "string" && value && !/\p{Surrogate}/u.test(value) && Buffer.byteLength(value) <= most) return value;
+  throw new RangeError(`the ${what} must be a string of 1 to ${most} bytes of UTF-8, not ${JSON.stringify(value)}`);
+}
+
+/** Checks the prefix of keys and channels. */
+export function prefix(value: string): string {
+  if (!/^[:!]|[\s{}|\x00-\x1f\x7f]/.test(text("prefix", value, 128))) return value;
+  throw new RangeError(`the prefix must have no spaces, braces or bars, nor begin with : or !, not ${JSON.stringify(value)}`);
+}
+
+const base = (prefix: string, name: string) => {
+  const escaped = text("resource name", name, 512).replace(/[%{}]/g, (each) => ({"%": "%25", "{": "%7B", "}": "%7D"})[each]!);
+  return `${prefix}:{${escaped}}:`;
+};
+
+/** Returns the keys of a resource, in the order in which every call declares them; the first is that of its state. */
+export const keysOf = (prefix: string, name: string) => KEYS.map((part) => base(prefix, name) + part);
+
+/** Returns the key of the guard beside a resource. */
+export const guardKey = (prefix: string, name: string) => `${base(prefix, name)}guard`;
+
+/** Returns the words of a call; the guard has its tag at the end. */
+export function words<Name extends Operation>(name: Name, keys: string[], tag: string, values: Values<Name>): string[] {
+  const args = LUA[name].args.map((each) => String(values[each as (typeof LUA)[Name]["args"][number]]));
+  return [LUA[name].sha, String(keys.length), ...keys, ...(name === "guard" ? [...args, tag] : [tag, ...args])];
+}
+
+/** The checked terms of one request. */
+export interface Ask {
+  resource: string;
+  keys: string[];
+  ticket: string;
+  weight: number;
+  priority: number;
+  leaseMs: number;
+  capacity: number;
+  waiterLeaseMs: number;
+  maxWaiters: number;
+  idleTtlMs: number;
+  lockDelayMs: number | undefined;
+  owner: string;
+  metadata: Record<string, string>;
+  /** Whether it may wait; if not, it may find no free capacity. */
+  queue: boolean;
+  /** Whether a `Hold` renews the permit. If not, the lease of a grant must be a full one. */
+  renewed: boolean;
+}
+
+/** Returns the arguments of an acquire; `arrival` is "+0" for a request that was queued before. */
+export function acquireValues(ask: Ask, request: string, place: string, arrival: string | number): Values<"acquire"> {
+  const {ticket, weight, priority, lockDelayMs, leaseMs, capacity, waiterLeaseMs, maxWaiters, idleTtlMs, owner, metadata, queue} = ask;
+  const settings = priority || lockDelayMs !== undefined ? ` ${priority} ${lockDelayMs ?? ""}` : "";
+  const terms = {lease_ms: leaseMs, capacity, waiter_lease_ms: queue ? waiterLeaseMs : 0, max_waiters: maxWaiters, idle_ttl_ms: idleTtlMs};
+  return {ticket, request, place, arrival, weight: `${weight}${settings}`, ...terms, label: JSON.stringify([owner, metadata])};
+}
+
+export interface Granted {
+  status: "granted";
+  fence: number;
+  grantedAtMs: number;
+  deadlineMs: number;
+  capacity: number;
+}
+
+export type Acquired =
+  | Granted
+  | {status: "queued"; sequence: number; ahead: number; soonestMs: number; capacity: number; more: number; nowMs: number}
+  | {status: "busy"; more: number}
+  | {status: "full"; waiting: number; next: number}
+  | {status: "misfit"; capacity: number}
+  | {status: "otherWeight"; weight: number}
+  | {status: "withdrawn"}
+  | {status: "lapsed"};
+
+/** The statuses of `acquire` and `beat`, with the values that follow each of `acquire`'s. */
+export const STATUSES = [
+  ["granted", "fence", "grantedAtMs", "deadlineMs", "capacity", "wasDeclared"],
+  ["queued", "sequence", "ahead", "soonestMs", "capacity", "wasDeclared", "more", "nowMs"],
+  ["busy", "more"],
+  ["full", "waiting", "next"],
+  ["misfit", "capacity"],
+  ["otherWeight", "weight"],
+  ["withdrawn"],
+  ["lapsed"],
+] as const;
+export const BEAT = ["queued", "ahead", "soonestMs", "capacity", "more"] as const;
+
+function named(status: readonly string[] | undefined, values: Raw[]): object {
+  if (!status || values.slice(1).some((value) => typeof value !== "number")) throw new Error(`no reply of redlease: ${values}`);
+  return {status: status[0], ...Object.fromEntries(values.slice(1).map((value, index) => [status[index + 1], value]))};
+}
+
+/** Reads a reply of `acquire`, without its tag. */
+export const readAcquired = (reply: Raw[]) => named(STATUSES[Number(reply[0]) - 1], reply) as Acquired;
+
+export type Beaten =
+  | {status: "granted"}
+  | {status: "lapsed"}
+  | {status: "queued"; ahead: number; soonestMs: number; capacity: number; more: number};
+
+/** Reads a reply of `beat`, without its tag. */
+export const readBeaten = (reply: Raw[]) => named(reply[0] === 2 ? BEAT : STATUSES[Number(reply[0]) - 1], reply) as Beaten;
+
+/** Reads a record: weight, fence, lease, since, place, request, owner, metadata. */
+export function readRecord(record: Buffer) {
+  const [, weight, fence, lease, since, place, request, label] = /^(\d+) (\d+) (\d+) (\d+) (\S+) (\S+) (.*)$/s.exec(record.toString())!;
+  const [owner, metadata] = JSON.parse(label!) as [string, Record<string, string>];
+  return {weight: +weight!, fence: +fence!, leaseMs: +lease!, sinceMs: +since!, place: place!, request: request!, owner, metadata};
+}
+
+/** A snapshot being read: the arguments of the next call, and what the pages so far contain. */
+export class Reading {
+  #after: string[] | undefined = ["", "", ""];
+  #head = [0, 0, 0, 0, 0];
+  readonly #holders = new Map<string, Permit>();
+  readonly #waiters = new Map<string, Waiter>();
+
+  constructor(readonly resource: string, readonly declared: number, readonly limit: number) {}
+
+  /** The arguments of the next call; undefined after the last page. */
+  get values(): Values<"inspect"> | undefined {
+    if (!this.#after) return undefined;
+    const [after_deadline, after_ticket, after_sequence] = this.#after as [string, string, string];
+    const most = {most_holders: this.limit - this.#holders.size, most_waiters: this.limit - this.#waiters.size};
+    return {...most, bytes: PAGE_BYTES, after_deadline, after_ticket, after_sequence, most_counted: CHECKED_MOST};
+  }
+
+  /** Adds a reply of `inspect`, without its tag; a later page replaces what an earlier one said of a ticket. */
+  add(reply: Raw[]): void {
+    this.#head = reply.slice(0, 5) as number[];
+    const [held, queued, after] = reply.slice(5) as [Raw[], Raw[], Buffer[]];
+    for (let i = 0; i < held.length; i += 3) {
+      const [ticket, deadline, record] = held.slice(i, i + 3) as [Buffer, number, Buffer];
+      if (ticket[0] === 0xff) continue; // it stands for a lock delay
+      const {weight, fence, leaseMs, sinceMs, owner, metadata} = readRecord(record);
+      const [resource, capacity, times] = [this.resource, this.#head[2]!, {granted_at_ms: sinceMs, expires_at_ms: deadline}];
+      const permit = {resource, ticket: `${ticket}`, fence, weight, capacity, lease_ms: leaseMs, ...times, owner, metadata};
+      this.#holders.set(permit.ticket, permit);
+    }
+    for (let i = 0; i < queued.length; i += 2) {
+      const {weight, sinceMs, owner, metadata} = readRecord(queued[i + 1] as Buffer);
+      this.#waiters.set(`${queued[i]}`, {ticket: `${queued[i]}`, weight, owner, metadata, queued_at_ms: sinceMs});
+    }
+    this.#after = after.length ? after.map(String) : undefined;
+  }
+
+  get snapshot(): Snapshot {
+    const [server_time_ms, fence, capacity, in_use, waiting] = this.#head as [number, number, number, number, number];
+    const holders = [...this.#holders.values()].sort((one, other) => one.fence - other.fence);
+    const waiters = [...this.#waiters.values()].filter((waiter) => !this.#holders.has(waiter.ticket));
+    return {resource: this.resource, capacity: capacity || this.declared, holders, waiters, fence, server_time_ms, in_use, waiting};
+  }
+}
+
+/** A message: what it is about is a request or, for "c" and "l", the state key of a resource. */
+export interface Message {
+  kind: string;
+  about: string;
+  numbers: number[];
+}
+
+const NUMBERS: Record<string, number> = {g: 4, m: 1, x: 0, r: 0, c: 1, l: 1};
+
+/** Reads a message; undefined if no script can have written it. */
+export function readMessage(payload: string): Message | undefined {
+  const [kind = "", ...rest] = payload.split(" ");
+  const isOfResource = kind === "c" || kind === "l";
+  const about = isOfResource ? rest.splice(1).join(" ") : rest.shift();
+  const numbers = rest.map((each) => (/^\d+$/.test(each) ? Number(each) : NaN));
+  if (!about || numbers.length !== NUMBERS[kind] || !numbers.every((each) => each >= 0 && each <= FENCE_MAX)) return undefined;
+  return {kind, about, numbers};
+}
