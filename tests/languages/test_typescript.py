@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio
 
 import redlease
-from redlease import Redlease
+from redlease import Redlease, StaleFence
 from redlease.protocol import scripts
 
 import typescript
@@ -43,7 +43,7 @@ def programs() -> Path:
 def run(program: Path, *arguments: str) -> list[dict[str, Any]]:
     """Run a program to its end, and return what it said."""
     command = [str(typescript.find_node()), str(program), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -60,13 +60,21 @@ async def client(make_client: MakeClient, server: Server) -> Redlease:
     return await make_client(url=server.url)
 
 
+class Peer(Child):
+    """A process in TypeScript; under load it takes its time."""
+
+    async def event(self, name: str, within: float = 120.0) -> dict[str, Any]:
+        """Wait for the next thing that the process says, which must be this."""
+        return await super().event(name, within)
+
+
 @contextlib.asynccontextmanager
-async def peer(programs: Path, what: str, url: str, *, answers: bool = False, **options: Any) -> AsyncIterator[Child]:
+async def peer(programs: Path, what: str, url: str, *, answers: bool = False, **options: Any) -> AsyncIterator[Peer]:
     """Start a process that does `what`, one of the roles in children.ts, and end it with the block."""
     command = [str(typescript.find_node()), str(programs / "children.js"), what, url, json.dumps(options)]
     settings = {"stdin": asyncio.subprocess.PIPE} if answers else {}
     async with running(*command, **settings) as process:
-        yield Child(process)
+        yield Peer(process)
 
 
 @pytest.mark.parametrize("engine", ["redis7", "valkey9"])
@@ -86,7 +94,7 @@ def test_the_example_of_the_page_runs(server: Server, programs: Path) -> None:
     """It is taken from the page, compiled with strict types, and ends well."""
     command = [str(typescript.find_node()), str(programs / "example0.js")]
     done = subprocess.run(
-        command, env={"REDIS_URL": server.url}, capture_output=True, text=True, timeout=60, check=False
+        command, env={"REDIS_URL": server.url}, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("working under fence ")
@@ -145,9 +153,10 @@ async def test_a_stopped_holder_knows_before_its_body_goes_on(
             holder.resume()
             turn = await holder.event("turn")
             assert (turn["lost"], turn["aborted"], turn["reason"]) == (True, True, "LeaseLost")
-            assert turn["remaining"] == 0
-            wrote = await holder.event("wrote")
-            assert (wrote["refused"], wrote["released"]) == (True, False)
+            late = await holder.event("writes")
+            assert (late["fence"], late["released"]) == (held["fence"], False)
+            with pytest.raises(StaleFence):
+                await guard.check(late["fence"])
             successor.check()
 
 
@@ -183,7 +192,7 @@ async def test_counting_behind_faults(
     client = await make_client(url=server.url, lease=10)
     proxy = await make_proxy(server, seed=18)
     proxy.chances = Chances(lose=0.02, cut=0.03, delay=0.1, double=0.03, drop=0.02, echo=0.02)
-    path, times = tmp_path / "number", 100
+    path, times = tmp_path / "number", 60
     path.write_text("0")
     async with peer(programs, "count", proxy.url, prefix=prefix, path=str(path), times=times) as counter:
         for _ in range(times):
@@ -191,21 +200,20 @@ async def test_counting_behind_faults(
                 number = int(path.read_text())
                 await asyncio.sleep(0.001)
                 path.write_text(str(number + 1))
-        fences = (await counter.event("counted", within=60))["fences"]
+        fences = (await counter.event("counted"))["fences"]
     assert int(path.read_text()) == 2 * times
     assert fences == sorted(set(fences))
     assert sum(proxy.faults.values()) > 5
     assert (await client.lock("r").inspect()).in_use == 0
 
 
-async def arrivals(server: Server, listening: asyncio.Event, done: asyncio.Event) -> dict[str, int]:
+async def arrivals(server: Server, listening: asyncio.Event) -> dict[str, int]:
     """Return the tickets in the order in which the server ran their first acquire, by what it tells of its commands."""
     order: dict[str, int] = {}
     async with redis.asyncio.Redis.from_url(server.url) as raw, raw.monitor() as monitor:
         listening.set()
-        while not done.is_set():
-            words = (await monitor.next_command())["command"].split(" ")
-            if words[0] == "evalsha" and words[1] == scripts.ACQUIRE.sha:
+        while (words := (await monitor.next_command())["command"].split(" "))[0].lower() != "echo":
+            if words[0].lower() == "evalsha" and words[1] == scripts.ACQUIRE.sha:
                 order.setdefault(words[8], len(order))
     return order
 
@@ -223,8 +231,8 @@ async def test_both_languages_take_turns(own_server: OwnServer, make_client: Mak
     """200 grants to three processes: in the order of arrival at the server, never more than two at once, fences increasing."""
     server, capacity = own_server("valkey9"), 2
     client = await make_client(url=server.url, waiter_lease=60, lease=60)
-    listening, done = asyncio.Event(), asyncio.Event()
-    arrived = asyncio.create_task(arrivals(server, listening, done))
+    listening = asyncio.Event()
+    arrived = asyncio.create_task(arrivals(server, listening))
     await listening.wait()
     options = {"prefix": prefix, "tasks": 4, "times": 20, "capacity": capacity, "log": "log", "direct": server.url}
     async with (
@@ -233,11 +241,10 @@ async def test_both_languages_take_turns(own_server: OwnServer, make_client: Mak
         peer(programs, "turns", server.url, **options) as other,
     ):
         await asyncio.gather(*(python_turns(client, raw, capacity, 10) for _ in range(4)))
-        await one.event("done", within=60)
-        await other.event("done", within=60)
+        await one.event("done")
+        await other.event("done")
         lines = [line.decode().split() for line in await raw.lrange("log", 0, -1)]
-        done.set()
-        await raw.ping()
+        await raw.echo("all")  # type: ignore[no-untyped-call]
     order = await arrived
     fences = {ticket: int(fence) for what, ticket, fence in lines if what == "enter"}
     assert len(fences) == 200

@@ -11,16 +11,10 @@ const read = (path) => readFileSync(`${python}/${path}.lua`, "utf8");
 function operation(name) {
   const own = read(`lua/${name}`);
   const text = (read("lua/parts/prelude") + own).replace(/--#include (\w+)\n/g, (_, part) => read(`lua/parts/${part}`));
-  return script(text, own);
-}
-
-function script(text, head) {
-  const args = /^-- ARGV: (.*)$/m.exec(head)[1].split(" ").filter((name) => name !== "tag");
+  const args = /^-- ARGV: (.*)$/m.exec(own)[1].split(" ").filter((name) => name !== "tag");
   return {sha: createHash("sha1").update(text).digest("hex"), args, text};
 }
 
 const names = readdirSync(`${python}/lua`).filter((file) => file.endsWith(".lua") && file !== "probe.lua");
 const scripts = Object.fromEntries(names.map((file) => file.slice(0, -4)).map((name) => [name, operation(name)]));
-const guard = read("guards/lua/guard");
-scripts.guard = script(`local theirs\n${guard}`, guard);
 writeFileSync(`${here}src/lua.ts`, `// Written by scripts/lua.mjs.\nexport const LUA = ${JSON.stringify(scripts, null, 1)} as const;\n`);

@@ -1,29 +1,13 @@
-/** The public face: a client, its semaphores and its guards. */
+/** The public face: a client and its semaphores. */
 import {randomBytes} from "node:crypto";
 import {hostname} from "node:os";
 import type {Redis, RedisOptions} from "ioredis";
 import {at, nowMs} from "./clock.js";
 import {Connection} from "./connection.js";
-import {AcquireTimeout, LeaseLost, StaleFence} from "./errors.js";
+import {AcquireTimeout, LeaseLost} from "./errors.js";
 import {Hold} from "./hold.js";
-import {count, duration, FENCE_MAX, guardKey, keysOf, prefix, Reading, text, type Ask, type Permit, type Snapshot} from "./protocol.js";
+import {count, duration, keysOf, prefix, Reading, text, type Ask, type Permit, type Snapshot, type Terms} from "./protocol.js";
 import {Session, timedOut, type Outcome, type Pending} from "./queue.js";
-
-/** How a resource is held and waited for. All clients of a resource declare the same capacity. */
-export interface Terms {
-  /** How long a permit stays valid without renewal; 30 s. */
-  leaseMs?: number;
-  /** How long a place in the queue stays valid without a heartbeat; 10 s. */
-  waiterLeaseMs?: number;
-  /** How long the state of an idle resource is kept; a day. */
-  idleTtlMs?: number;
-  /** How many may wait; unlimited. */
-  maxWaiters?: number;
-  /** How long the units of an expired permit stay in use after its lease. */
-  lockDelayMs?: number;
-  /** Who is shown as holder; host and process id. */
-  owner?: string;
-}
 
 export interface Request {
   /** How long to wait, outages included; without limit. 0: not at all. */
@@ -32,15 +16,12 @@ export interface Request {
   signal?: AbortSignal;
   /** The id of the request and of its permit; drawn. Whoever repeats it gets the same permit, or the same place. */
   ticket?: string;
-  weight?: number;
   /** From 0 to 100: each step may pass up to ten earlier requests. */
   priority?: number;
-  metadata?: Record<string, string>;
+  weight?: number; metadata?: Record<string, string>;
 }
 
-const CLOSE_WITHIN_MS = 5000;
-const CALL_WITHIN_MS = 5000;
-const TTL_MS = 86_400_000;
+const CLOSE_WITHIN_MS = 5000, TTL_MS = 86_400_000;
 
 /** One client: two connections, however many of its tasks wait or hold. `close` it at the end. */
 export class Redlease implements AsyncDisposable {
@@ -56,28 +37,15 @@ export class Redlease implements AsyncDisposable {
   }
 
   /** Returns a semaphore of that capacity. Nothing is sent. */
-  semaphore(name: string, options: Terms & {capacity: number}): Semaphore {
-    return new Semaphore(this, name, options);
-  }
+  semaphore(name: string, options: Terms & {capacity: number}): Semaphore { return new Semaphore(this, name, options); }
 
   /** Returns a lock: a semaphore of capacity 1. */
-  lock(name: string, options: Terms = {}): Semaphore {
-    return this.semaphore(name, {...options, capacity: 1});
-  }
-
-  /** Returns what refuses the late writes of former holders; give it the name of the resource. */
-  guard(name: string): Guard {
-    return new Guard(this, name);
-  }
+  lock(name: string, options: Terms = {}): Semaphore { return this.semaphore(name, {...options, capacity: 1}); }
 
   /** Releases what is held, withdraws what waits, and disconnects; takes 5 s at most. Permits of `acquire` stay held. */
-  async close(): Promise<void> {
-    await this.session.close(CLOSE_WITHIN_MS);
-  }
+  async close(): Promise<void> { await this.session.close(CLOSE_WITHIN_MS); }
 
-  [Symbol.asyncDispose](): Promise<void> {
-    return this.close();
-  }
+  [Symbol.asyncDispose](): Promise<void> { return this.close(); }
 }
 
 /** A resource that so many units of are held at once, in the order of arrival. */
@@ -110,55 +78,49 @@ export class Semaphore {
 
   /** Waits for a permit as data, which nobody renews: `renew` and `release` it. */
   async acquire(request: Request = {}): Promise<Permit> {
-    const permit = await this.#acquire(request, request.timeoutMs !== 0);
-    if (!permit) throw this.#busy();
-    return permit;
+    const granted = await this.#obtain(request, false, request.timeoutMs !== 0);
+    if (!granted) throw this.#busy();
+    granted[0].leave(true);
+    return this.#permitOf(...granted);
   }
 
   /** Returns a permit as data if one is to be had without waiting; it passes nobody who waits. */
-  tryAcquire(request: Omit<Request, "timeoutMs"> = {}): Promise<Permit | undefined> {
-    return this.#acquire(request, false);
+  async tryAcquire(request: Omit<Request, "timeoutMs"> = {}): Promise<Permit | undefined> {
+    const granted = await this.#obtain(request, false, false);
+    granted?.[0].leave(true);
+    return granted && this.#permitOf(...granted);
   }
 
   /** Gives a permit a full lease again; throws `LeaseLost` if it is no longer held. */
   async renew(permit: Permit): Promise<Permit> {
     const {ticket, fence, lease_ms} = permit;
     const values = {ticket, fence, lease_ms, shorten: 0, idle_ttl_ms: this.#terms.idleTtlMs};
-    const {reply} = await this.client.connection.call("renew", this.#terms.keys, values, CALL_WITHIN_MS);
-    const [deadline, capacity] = reply as [number, number];
+    const [deadline, capacity] = (await this.client.connection.call("renew", this.#terms.keys, values)) as [number, number];
     if (!deadline) throw new LeaseLost(`permit ${ticket} (fence ${fence}) is no longer held; acquire again`, this.name, ticket);
     return {...permit, expires_at_ms: deadline, capacity};
   }
 
   /** Gives a permit back, or takes whatever has that ticket out of the queue or from its holder; tells whether it was there. */
   async release(permit: Permit | string): Promise<boolean> {
-    const isPermit = typeof permit !== "string";
-    const what = isPermit ? {ticket: permit.ticket, fence: permit.fence, tombstone_ms: 0, notify: 0} :
-      {ticket: text("ticket", permit, 256), fence: "", tombstone_ms: this.#terms.leaseMs, notify: 1};
-    const values = {...what, request: "", idle_ttl_ms: this.#terms.idleTtlMs};
-    const {reply} = await this.client.connection.call("release", this.#terms.keys, values, CALL_WITHIN_MS);
+    const {leaseMs: tombstone_ms, idleTtlMs: idle_ttl_ms} = this.#terms; // late copies of its request are to grant nothing
+    const {ticket, fence} = typeof permit === "string" ? {ticket: text("ticket", permit, 256), fence: ""} : permit;
+    const values = {ticket, fence, request: "", tombstone_ms, notify: fence === "" ? 1 : 0, idle_ttl_ms};
+    const reply = await this.client.connection.call("release", this.#terms.keys, values);
     if (reply[1]) this.client.session.followUp(this.#terms);
     return reply[0] === 1;
   }
 
   /** Tells whether the permit is held now under its fence. */
   async check({ticket, fence}: Permit): Promise<boolean> {
-    return (await this.client.connection.call("check", this.#terms.keys, {ticket, fence}, CALL_WITHIN_MS)).reply[0] === 1;
+    return (await this.client.connection.call("check", this.#terms.keys, {ticket, fence}))[0] === 1;
   }
 
   /** Returns who holds and who waits, in order, at most `limit` of each. */
   async inspect(limit = 1000): Promise<Snapshot> {
     const reading = new Reading(this.name, this.#terms.capacity, count("limit", limit, 0));
-    for (let values; (values = reading.values); ) {
-      reading.add((await this.client.connection.call("inspect", this.#terms.keys, values, CALL_WITHIN_MS)).reply);
-    }
+    let values;
+    while ((values = reading.values)) reading.add(await this.client.connection.call("inspect", this.#terms.keys, values));
     return reading.snapshot;
-  }
-
-  async #acquire(request: Request, queue: boolean): Promise<Permit | undefined> {
-    const granted = await this.#obtain(request, false, queue);
-    granted?.[0].leave(true);
-    return granted && this.#permitOf(...granted);
   }
 
   #ask({ticket, weight = 1, priority = 0, metadata = {}}: Request, renewed: boolean, queue: boolean): Ask {
@@ -196,31 +158,15 @@ export class Semaphore {
     }
   }
 
-  #permitOf({ask}: Pending, {granted}: Outcome): Permit {
+  #permitOf({ask}: Pending, outcome: Outcome): Permit {
     const {resource, ticket, weight, leaseMs, owner, metadata} = ask;
-    const {fence, capacity, grantedAtMs, deadlineMs} = granted;
+    const {fence, capacity, grantedAtMs, deadlineMs} = outcome;
     const times = {lease_ms: leaseMs, granted_at_ms: grantedAtMs, expires_at_ms: deadlineMs};
     return {resource, ticket, fence, weight, capacity, ...times, owner, metadata};
   }
 
   #busy(): AcquireTimeout {
     return new AcquireTimeout("no capacity is free and timeoutMs is 0; the request was not queued", this.name);
-  }
-}
-
-/** The resource's side of fencing, in Redis: it remembers the highest fence, and refuses lower ones. */
-export class Guard {
-  readonly #key: string;
-
-  constructor(readonly client: Redlease, readonly name: string) {
-    this.#key = guardKey(client.prefix, name);
-  }
-
-  /** Takes note of a fence; throws `StaleFence` if it has seen a higher one. */
-  async check(fence: number): Promise<void> {
-    const values = {fence: count("fence", fence, 1, FENCE_MAX), idle_ttl_ms: TTL_MS};
-    const {reply} = await this.client.connection.call("guard", [this.#key], values, CALL_WITHIN_MS);
-    if (reply[0] !== 1) throw new StaleFence(`fence ${fence} is older than ${reply[1]}; nothing was written`, this.name);
   }
 }
 
@@ -236,7 +182,5 @@ export async function withPermit<Result>(
     const result = await body(hold);
     hold.check();
     return result;
-  } finally {
-    await hold.release();
-  }
+  } finally { await hold.release(); }
 }

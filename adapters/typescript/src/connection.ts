@@ -1,40 +1,26 @@
-/** Two connections: one for calls, and one for messages. A call is sent once here; who calls decides whether to repeat it. */
+/** Two connections: one for calls, one for messages. A call is sent once here; who calls decides whether to repeat it. */
 import {randomBytes} from "node:crypto";
 import {Redis, type RedisOptions} from "ioredis";
-import {at, nowMs, sleep} from "./clock.js";
+import {at, nowMs, sleep, within} from "./clock.js";
 import {RedleaseError, Unavailable} from "./errors.js";
 import {LUA} from "./lua.js";
 import {words, type Operation, type Raw, type Values} from "./protocol.js";
 
-/** How long the reply of a call is waited for, at most, before the connection is given up. */
-export const PATIENCE_MS = 3000;
-const PATIENCE_MS_MIN = 250;
+const PATIENCE_MS = [250, 3000] as const; // how long, at least and at most, a reply is waited for before the connection is given up
 const RETRY_MS = 100;
-const CODES = /\b(LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOSCRIPT|READONLY|OOM|NOPERM|WRONGTYPE|NOREPLICAS|MISCONF|MOVED)\b/;
+const CODES = /\b(LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOSCRIPT|READONLY|OOM|NOPERM|WRONGTYPE|NOREPLICAS|MISCONF)\b/;
 const TRANSIENT = new Set(["LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOSCRIPT", "READONLY"]);
 
-/** A call is to be repeated, after `waitMs`; `unanswered`: it may have been executed, or may be yet. */
-export class Repeat extends Error {
-  constructor(message: string, readonly unanswered: boolean, readonly waitMs = 0) {
-    super(message);
-  }
-}
+/** Instead of an answer: repeat the call, after `waitMs`. `unanswered`: it may have been executed, or may be yet. */
+export class Repeat { constructor(readonly unanswered: boolean, readonly waitMs = 0, readonly code = "") {} }
 
 /** A reply without its tag, and the local time at which its call was sent. */
-export interface Answer {
-  sentMs: number;
-  reply: Raw[];
-}
+type Answer = {sentMs: number; reply: Raw[]};
 
 // A command that has no answer when its connection ends fails, and is repeated by the rules of docs/protocol.md, not by ioredis.
 const OPTIONS: RedisOptions = {
-  lazyConnect: true,
-  autoResubscribe: false,
-  autoResendUnfulfilledCommands: false,
-  enableOfflineQueue: false,
-  maxRetriesPerRequest: 0,
-  disableClientInfo: true,
-  disconnectTimeout: 50,
+  ...{autoResendUnfulfilledCommands: false, enableOfflineQueue: false, maxRetriesPerRequest: 0},
+  ...{lazyConnect: true, autoResubscribe: false, disableClientInfo: true, disconnectTimeout: 50, keepAlive: 5000},
   retryStrategy: (times: number) => Math.min(20 * 2 ** Math.min(times, 6), 1000),
 };
 
@@ -47,12 +33,10 @@ export class Connection {
   readonly #calls: Redis;
   readonly #messages: Redis;
   #tag = 0;
-  #isListening = false;
-  #wasReady = false;
-  #closed = false;
-  #lastError = "no answer";
-  #refusal: Error | undefined;
-  #changed = new Set<() => void>();
+  #isListening = false; #hasListened = false;
+  #lastError = "it does not answer";
+  #refusal: RedleaseError | undefined;
+  #onChange: (() => void)[] = [];
 
   constructor(source: string | RedisOptions | Redis, prefix: string) {
     this.channel = `${prefix}:client:${this.clientId}`;
@@ -61,144 +45,101 @@ export class Connection {
       return source instanceof Redis ? source.duplicate(OPTIONS) : new Redis({...source, ...OPTIONS});
     };
     [this.#calls, this.#messages] = [open(), open()];
-    for (const redis of [this.#calls, this.#messages]) {
-      redis.on("error", (error: Error) => this.#failed(error));
-      redis.on("close", () => this.#lost(redis));
-      redis.on("ready", () => this.#connected(redis));
-    }
+    for (const redis of [this.#calls, this.#messages]) redis.on("error", (error: Error) => this.#failed(error));
+    this.#calls.on("ready", () => this.#reached());
+    this.#messages.on("ready", () => {
+      const listened = () => ((this.#isListening = true), this.#reached());
+      this.#messages.subscribe(this.channel).then(listened, (error: Error) => this.#failed(error));
+    });
+    this.#messages.on("close", () => (this.#isListening = false));
     this.#messages.on("message", (_channel: string, payload: string) => this.onMessage(payload));
   }
 
-  /** Connects, if that has not been done; resolves when calls can be sent and the channel has been subscribed to once. */
-  async ready(withinMs = Infinity): Promise<void> {
+  /** Connects; tells whether calls can be sent, and the channel has been subscribed to, within that time. */
+  async ready(withinMs = Infinity): Promise<boolean> {
     const untilMs = nowMs() + withinMs;
     for (const redis of [this.#calls, this.#messages]) if (redis.status === "wait") redis.connect().catch(() => {});
-    while (!this.#isReady) {
-      if (this.#closed) throw new RedleaseError("this client is closed: make a new one");
+    while (!this.#isReady && nowMs() < untilMs) {
       if (this.#refusal) throw this.#refusal;
-      if (nowMs() >= untilMs) throw new Repeat(`not connected: ${this.#lastError}`, false);
-      await new Promise<void>((resolve) => {
-        const timer = withinMs === Infinity ? undefined : at(untilMs, resolve);
-        this.#changed.add(() => (clearTimeout(timer), resolve()));
-      });
+      await within(untilMs - nowMs(), new Promise<void>((resolve) => this.#onChange.push(resolve)), undefined);
     }
+    return this.#isReady;
   }
 
-  /** Sends a call once. Throws `Repeat` if it has no answer, or one after which it may be repeated. */
+  /** Sends a call once; throws if the server refuses it. */
   async attempt<Name extends Operation>(
-    name: Name, keys: string[], values: Values<Name>, patienceMs = PATIENCE_MS, withinMs = Infinity,
-  ): Promise<Answer> {
-    if (!this.#isReady) await this.ready(withinMs);
-    const tag = String(++this.#tag);
-    const sentMs = nowMs();
+    name: Name, keys: string[], values: Values<Name>, patienceMs = Infinity, withinMs = Infinity,
+  ): Promise<Answer | Repeat> {
+    if (!this.#isReady && !(await this.ready(withinMs))) return new Repeat(false);
+    const [tag, sentMs] = [String(++this.#tag), nowMs()];
     const line = words(name, keys, tag, values);
-    const patience = Math.max(PATIENCE_MS_MIN, Math.min(patienceMs, PATIENCE_MS));
-    let raw: Raw;
-    try {
-      raw = await this.#send(["EVALSHA", ...line], patience);
-    } catch (error) {
-      if (!(error instanceof Repeat) || !error.message.includes("NOSCRIPT")) throw error;
+    const patience = Math.max(PATIENCE_MS[0], Math.min(patienceMs, PATIENCE_MS[1]));
+    let raw = await this.#send(["EVALSHA", ...line], patience);
+    if (raw instanceof Repeat && raw.code === "NOSCRIPT") {
       await this.#send(["SCRIPT", "LOAD", LUA[name].text], patience);
       raw = await this.#send(["EVALSHA", ...line], patience);
     }
+    if (raw instanceof Repeat) return raw;
     if (Array.isArray(raw) && String(raw[0]) === tag) return {sentMs, reply: raw.slice(1)};
     this.#calls.disconnect(true); // a reply is missing or was there twice: none on this connection can be trusted
-    throw new Repeat("a reply to another call", true);
+    return new Repeat(true);
   }
 
   /** Sends a call, and repeats it until it is answered; throws `Unavailable` after `withinMs`. */
-  async call<Name extends Operation>(name: Name, keys: string[], values: Values<Name>, withinMs: number): Promise<Answer> {
-    const untilMs = nowMs() + withinMs;
-    for (;;) {
-      try {
-        return await this.attempt(name, keys, values, PATIENCE_MS, untilMs - nowMs());
-      } catch (error) {
-        if (!(error instanceof Repeat)) throw error;
-        if (nowMs() + error.waitMs >= untilMs) throw this.unavailable(withinMs);
-        await sleep(error.waitMs);
-      }
+  async call<Name extends Operation>(name: Name, keys: string[], values: Values<Name>, withinMs = 5000): Promise<Raw[]> {
+    for (const untilMs = nowMs() + withinMs; ; ) {
+      const answer = await this.attempt(name, keys, values, Infinity, untilMs - nowMs());
+      if (!(answer instanceof Repeat)) return answer.reply;
+      if (nowMs() + answer.waitMs >= untilMs) throw this.unavailable(withinMs);
+      await sleep(answer.waitMs);
     }
   }
 
   unavailable(withinMs: number, resource?: string, ticket?: string): Unavailable {
-    const message = `the server could not be reached within ${withinMs} ms: ${this.#lastError}. Repeating with the same ticket is safe`;
+    const message = `no answer of the server within ${withinMs} ms (${this.#lastError}). Repeating with the same ticket is safe`;
     return new Unavailable(message, resource, ticket);
   }
 
-  /** Checks the connection of messages: one was missed. */
-  doubtMessages(): void {
-    if (!this.#isListening) return;
-    const timer = at(nowMs() + PATIENCE_MS, () => this.#messages.disconnect(true));
-    this.#messages.ping().catch(() => {}).finally(() => clearTimeout(timer));
-  }
-
   close(): void {
-    this.#closed = true;
+    this.#refusal = new RedleaseError("this client is closed: make a new one");
     this.#calls.disconnect();
     this.#messages.disconnect();
     this.#tell();
   }
 
-  get #isReady(): boolean {
-    return this.#calls.status === "ready" && this.#wasReady && !this.#closed;
+  get #isReady(): boolean { return this.#calls.status === "ready" && this.#hasListened; }
+
+  #send([command, ...args]: string[], patienceMs: number): Promise<Raw | Repeat> {
+    const timer = at(nowMs() + patienceMs, () => this.#calls.disconnect(true)); // then the command fails
+    const sent = this.#calls.callBuffer(command!, args) as Promise<Raw>;
+    return sent.catch((error: Error) => this.#problem(error)).finally(() => clearTimeout(timer));
   }
 
-  #send(line: string[], patienceMs: number): Promise<Raw> {
-    const [command, ...args] = line as [string, ...string[]];
-    return new Promise((resolve, reject) => {
-      const timer = at(nowMs() + patienceMs, () => {
-        this.#calls.disconnect(true);
-        reject(new Repeat(`no answer within ${patienceMs} ms`, true));
-      });
-      (this.#calls.callBuffer(command, args) as Promise<Raw>)
-        .then(resolve, (error: Error) => reject(this.#problem(error)))
-        .finally(() => clearTimeout(timer));
-    });
-  }
-
-  /** Returns what to do after an error: of the connection, or of the server. */
-  #problem(error: Error): Error {
-    if (error.name !== "ReplyError") return new Repeat(`${error.message} (${this.#lastError})`, true, 5);
-    const code = CODES.exec(error.message)?.[0] ?? error.message.split(" ", 1)[0]!;
+  /** Returns what to do after an error of the connection, and throws one of the server that a repetition does not mend. */
+  #problem({name, message}: Error): Repeat {
+    if (name !== "ReplyError") return new Repeat(true, 5);
+    const code = CODES.exec(message)?.[0] ?? "";
     if (code === "READONLY") this.#calls.disconnect(true); // it is no longer the master
-    if (TRANSIENT.has(code)) return new Repeat(error.message, false, RETRY_MS);
-    // With one exception an error means that nothing was changed; see docs/protocol.md.
-    const what = error.message.includes("non local key") ? "the call stopped half-way" : "nothing was changed";
-    return new RedleaseError(`the server refused the call; ${what} (server: ${error.message})`);
-  }
-
-  #connected(redis: Redis): void {
-    this.#refusal = undefined;
-    if (redis === this.#calls) return this.#reached();
-    redis.subscribe(this.channel).then(() => {
-      this.#isListening = true;
-      this.#reached();
-    }, (error: Error) => this.#failed(error));
+    if (TRANSIENT.has(code)) return new Repeat(false, RETRY_MS, code);
+    const what = message.includes("non local key") ? "the call stopped half-way" : "nothing was changed";
+    throw new RedleaseError(`the server refused the call; ${what} (server: ${message})`);
   }
 
   #reached(): void {
-    if (!this.#isListening || this.#calls.status !== "ready") return this.#tell();
-    if (this.#wasReady) this.onReconnect();
-    this.#wasReady = true;
+    this.#refusal = undefined;
+    if (this.#hasListened && this.#isListening && this.#isReady) this.onReconnect();
+    this.#hasListened ||= this.#isListening;
     this.#tell();
   }
 
-  #lost(redis: Redis): void {
-    if (redis === this.#messages) this.#isListening = false;
-  }
-
-  #failed(error: Error): void {
-    this.#lastError = error.message;
+  #failed({name, message}: Error): void {
+    this.#lastError = message;
     // Such as a wrong password, or a right that is missing: to wait does not help.
-    if (error.name === "ReplyError" && !TRANSIENT.has(CODES.exec(error.message)?.[0] ?? "")) {
-      this.#refusal = new RedleaseError(`the server refused this client: ${error.message}`);
+    if (name === "ReplyError" && !TRANSIENT.has(CODES.exec(message)?.[0] ?? "")) {
+      this.#refusal ??= new RedleaseError(`the server refused this client: ${message}`);
       this.#tell();
     }
   }
 
-  #tell(): void {
-    const waiting = this.#changed;
-    this.#changed = new Set();
-    for (const resume of waiting) resume();
-  }
+  #tell(): void { for (const resume of this.#onChange.splice(0)) resume(); }
 }

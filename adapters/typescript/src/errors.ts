@@ -14,9 +14,6 @@ export class AcquireTimeout extends RedleaseError {}
 /** A permit was held and no longer is, or can no longer be known to be. */
 export class LeaseLost extends RedleaseError {}
 
-/** A guard has seen a higher fence; nothing was written. */
-export class StaleFence extends RedleaseError {}
-
 /** So many requests wait already as `maxWaiters` allows; this one was not queued. */
 export class QueueFull extends RedleaseError {}
 

@@ -1,4 +1,4 @@
-export {Redlease, Semaphore, Guard, withPermit, type Request, type Terms} from "./client.js";
+export {Redlease, Semaphore, withPermit, type Request} from "./client.js";
 export {Hold} from "./hold.js";
 export * from "./errors.js";
-export type {Permit, Snapshot, Waiter} from "./protocol.js";
+export type {Permit, Snapshot, Terms, Waiter} from "./protocol.js";

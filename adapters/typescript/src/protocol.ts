@@ -6,46 +6,25 @@ export type Values<Name extends Operation> = Record<(typeof LUA)[Name]["args"][n
 /** What ioredis gives for a reply: text is a Buffer, since names of lock delays are no UTF-8. */
 export type Raw = number | Buffer | Raw[];
 
-export const FENCE_MAX = 2 ** 53 - 1;
-export const COUNT_MAX = 2 ** 31 - 1;
+const FENCE_MAX = 2 ** 53 - 1;
+const COUNT_MAX = 2 ** 31 - 1;
 const DURATION_MS_MAX = 366 * 24 * 3600 * 1000;
-const KEYS = ["state", "holders", "queue", "waiters"] as const;
 const PAGE_BYTES = 500_000; // about the size of one reply of `inspect`
 const CHECKED_MOST = 5000; // waiters that one call checks, to count the live ones
 
-/** A permit as data. Its fields, and those of a snapshot, have the names that Python's have: the JSON is the same. */
-export interface Permit {
-  resource: string;
-  ticket: string;
-  fence: number;
-  weight: number;
-  capacity: number;
-  lease_ms: number;
-  /** In ms of the server's clock, as `expires_at_ms`. */
-  granted_at_ms: number;
-  expires_at_ms: number;
-  owner: string;
-  metadata: Record<string, string>;
+/** Who asks, as all see it. The names are those of Python's data: a permit or a snapshot as JSON is the same in both. */
+interface Asked {ticket: string; weight: number; owner: string; metadata: Record<string, string>}
+
+/** A permit as data. Times are ms of the server's clock. */
+export interface Permit extends Asked {
+  resource: string; fence: number; capacity: number; lease_ms: number; granted_at_ms: number; expires_at_ms: number;
 }
 
-export interface Waiter {
-  ticket: string;
-  weight: number;
-  owner: string;
-  metadata: Record<string, string>;
-  queued_at_ms: number;
-}
+export interface Waiter extends Asked {queued_at_ms: number}
 
-export interface Snapshot {
-  resource: string;
-  capacity: number;
-  holders: Permit[];
-  waiters: Waiter[];
-  /** The last one granted. */
-  fence: number;
-  server_time_ms: number;
-  in_use: number;
-  waiting: number;
+/** Who holds a resource and who waits for it; `fence` is the last one granted, `in_use` and `waiting` are totals. */
+export interface Snapshot extends Pick<Permit, "resource" | "capacity" | "fence"> {
+  holders: Permit[]; waiters: Waiter[]; server_time_ms: number; in_use: number; waiting: number;
 }
 
 /** Checks a whole number; a `RangeError` says what is wrong with it. */
@@ -69,43 +48,37 @@ export function prefix(value: string): string {
   throw new RangeError(`the prefix must have no spaces, braces or bars, nor begin with : or !, not ${JSON.stringify(value)}`);
 }
 
-const base = (prefix: string, name: string) => {
-  const escaped = text("resource name", name, 512).replace(/[%{}]/g, (each) => ({"%": "%25", "{": "%7B", "}": "%7D"})[each]!);
-  return `${prefix}:{${escaped}}:`;
-};
-
 /** Returns the keys of a resource, in the order in which every call declares them; the first is that of its state. */
-export const keysOf = (prefix: string, name: string) => KEYS.map((part) => base(prefix, name) + part);
+export function keysOf(prefix: string, name: string): string[] {
+  const escaped = text("resource name", name, 512).replace(/[%{}]/g, (each) => ({"%": "%25", "{": "%7B", "}": "%7D"})[each]!);
+  return ["state", "holders", "queue", "waiters"].map((part) => `${prefix}:{${escaped}}:${part}`);
+}
 
-/** Returns the key of the guard beside a resource. */
-export const guardKey = (prefix: string, name: string) => `${base(prefix, name)}guard`;
-
-/** Returns the words of a call; the guard has its tag at the end. */
+/** Returns the words of a call, after its command. */
 export function words<Name extends Operation>(name: Name, keys: string[], tag: string, values: Values<Name>): string[] {
-  const args = LUA[name].args.map((each) => String(values[each as (typeof LUA)[Name]["args"][number]]));
-  return [LUA[name].sha, String(keys.length), ...keys, ...(name === "guard" ? [...args, tag] : [tag, ...args])];
+  const args = LUA[name].args.map((each) => String(values[each as keyof Values<Name>]));
+  return [LUA[name].sha, String(keys.length), ...keys, tag, ...args];
 }
 
-/** The checked terms of one request. */
-export interface Ask {
-  resource: string;
-  keys: string[];
-  ticket: string;
-  weight: number;
-  priority: number;
-  leaseMs: number;
-  capacity: number;
-  waiterLeaseMs: number;
-  maxWaiters: number;
-  idleTtlMs: number;
-  lockDelayMs: number | undefined;
-  owner: string;
-  metadata: Record<string, string>;
-  /** Whether it may wait; if not, it may find no free capacity. */
-  queue: boolean;
-  /** Whether a `Hold` renews the permit. If not, the lease of a grant must be a full one. */
-  renewed: boolean;
+/** How a resource is held and waited for. All clients of a resource declare the same capacity. */
+export interface Terms {
+  /** How long a permit stays valid without renewal; 30 s. */
+  leaseMs?: number;
+  /** How long a place in the queue stays valid without a heartbeat; 10 s. */
+  waiterLeaseMs?: number;
+  /** How long the state of an idle resource is kept; a day. */
+  idleTtlMs?: number;
+  /** How many may wait; unlimited. */
+  maxWaiters?: number;
+  /** How long the units of an expired permit stay in use after its lease. */
+  lockDelayMs?: number | undefined;
+  /** Who is shown as holder; host and process id. */
+  owner?: string;
 }
+
+/** The checked terms of one request. `queue`: it may wait; `renewed`: a hold renews it, if not a grant must have a full lease. */
+export type Ask = Required<Terms> & Pick<Permit, "resource" | "ticket" | "weight" | "capacity" | "metadata"> &
+  {keys: string[]; priority: number; queue: boolean; renewed: boolean};
 
 /** Returns the arguments of an acquire; `arrival` is "+0" for a request that was queued before. */
 export function acquireValues(ask: Ask, request: string, place: string, arrival: string | number): Values<"acquire"> {
@@ -115,52 +88,27 @@ export function acquireValues(ask: Ask, request: string, place: string, arrival:
   return {ticket, request, place, arrival, weight: `${weight}${settings}`, ...terms, label: JSON.stringify([owner, metadata])};
 }
 
-export interface Granted {
-  status: "granted";
-  fence: number;
-  grantedAtMs: number;
-  deadlineMs: number;
-  capacity: number;
-}
-
-export type Acquired =
-  | Granted
-  | {status: "queued"; sequence: number; ahead: number; soonestMs: number; capacity: number; more: number; nowMs: number}
-  | {status: "busy"; more: number}
-  | {status: "full"; waiting: number; next: number}
-  | {status: "misfit"; capacity: number}
-  | {status: "otherWeight"; weight: number}
-  | {status: "withdrawn"}
-  | {status: "lapsed"};
-
 /** The statuses of `acquire` and `beat`, with the values that follow each of `acquire`'s. */
 export const STATUSES = [
   ["granted", "fence", "grantedAtMs", "deadlineMs", "capacity", "wasDeclared"],
   ["queued", "sequence", "ahead", "soonestMs", "capacity", "wasDeclared", "more", "nowMs"],
-  ["busy", "more"],
-  ["full", "waiting", "next"],
-  ["misfit", "capacity"],
-  ["otherWeight", "weight"],
-  ["withdrawn"],
-  ["lapsed"],
+  ["busy", "more"], ["full", "waiting", "next"], ["misfit", "capacity"], ["otherWeight", "weight"], ["withdrawn"], ["lapsed"],
 ] as const;
 export const BEAT = ["queued", "ahead", "soonestMs", "capacity", "more"] as const;
+type Status = (typeof STATUSES)[number][0];
+/** A reply of `acquire` or `beat`: of the numbers it has those of its status. */
+export type Reply = {status: Status} & Record<Exclude<(typeof STATUSES)[number][number], Status>, number>;
 
-function named(status: readonly string[] | undefined, values: Raw[]): object {
-  if (!status || values.slice(1).some((value) => typeof value !== "number")) throw new Error(`no reply of redlease: ${values}`);
-  return {status: status[0], ...Object.fromEntries(values.slice(1).map((value, index) => [status[index + 1], value]))};
+function named(names: readonly string[] | undefined, values: Raw[]): Reply {
+  if (!names || values.some((value) => typeof value !== "number")) throw new Error(`this is no reply of redlease: ${values}`);
+  return Object.fromEntries(values.map((value, index) => (index ? [names[index], value] : ["status", names[0]]))) as Reply;
 }
 
 /** Reads a reply of `acquire`, without its tag. */
-export const readAcquired = (reply: Raw[]) => named(STATUSES[Number(reply[0]) - 1], reply) as Acquired;
-
-export type Beaten =
-  | {status: "granted"}
-  | {status: "lapsed"}
-  | {status: "queued"; ahead: number; soonestMs: number; capacity: number; more: number};
+export const readAcquired = (reply: Raw[]) => named(STATUSES[Number(reply[0]) - 1], reply);
 
 /** Reads a reply of `beat`, without its tag. */
-export const readBeaten = (reply: Raw[]) => named(reply[0] === 2 ? BEAT : STATUSES[Number(reply[0]) - 1], reply) as Beaten;
+export const readBeaten = (reply: Raw[]) => named(reply[0] === 2 ? BEAT : STATUSES[Number(reply[0]) - 1], reply);
 
 /** Reads a record: weight, fence, lease, since, place, request, owner, metadata. */
 export function readRecord(record: Buffer) {
