@@ -1,4 +1,4 @@
-"""The TypeScript client, in `adapters/typescript`: the golden vectors, faults, and turns with Python on one resource."""
+"""The TypeScript client, in `adapters/typescript`: golden vectors, faults, and turns with Python on one resource."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ async def test_a_lost_reply_acquires_once(
 async def test_counting_behind_faults(
     server: Server, make_client: MakeClient, make_proxy: MakeProxy, prefix: str, programs: Path, tmp_path: Path
 ) -> None:
-    """TypeScript behind a proxy with random faults, and Python: no two are ever inside at once, and nothing stays held."""
+    """TypeScript behind a proxy with random faults, and Python: never two inside at once, and nothing stays held."""
     client = await make_client(url=server.url, lease=10)
     proxy = await make_proxy(server, seed=18)
     proxy.chances = Chances(lose=0.02, cut=0.03, delay=0.1, double=0.03, drop=0.02, echo=0.02)
@@ -227,8 +227,10 @@ async def python_turns(client: Redlease, raw: Any, capacity: int, times: int) ->
             await raw.rpush("log", f"leave {hold.ticket} {hold.fence}")
 
 
-async def test_both_languages_take_turns(own_server: OwnServer, make_client: MakeClient, prefix: str, programs: Path) -> None:
-    """200 grants to three processes: in the order of arrival at the server, never more than two at once, fences increasing."""
+async def test_both_languages_take_turns(
+    own_server: OwnServer, make_client: MakeClient, prefix: str, programs: Path
+) -> None:
+    """200 grants to three processes: in the order of arrival at the server, never more than two at once."""
     server, capacity = own_server("valkey9"), 2
     client = await make_client(url=server.url, waiter_lease=60, lease=60)
     listening = asyncio.Event()

@@ -1,7 +1,7 @@
-"""The TypeScript client: its dependencies fetched, itself and its tests built, once a machine. As a program, this file says where.
+"""The TypeScript client and its tests, built once a machine. Run as a program, this file says where they are.
 
-Like `temporal_cli.py` it needs nothing but the standard library. Node.js 18.18 or later with npm is taken from PATH, or else
-fetched from PyPI, where it is a wheel.
+Like `temporal_cli.py` it needs nothing but the standard library. Node.js 18.18 or later with npm is taken from PATH, or
+else fetched from PyPI, where it is a wheel.
 """
 
 from __future__ import annotations
