@@ -112,7 +112,8 @@ export class Pending {
   /** Takes a message about this request. A grant may be believed, since it names the secret id of the request. */
   onMessage(message: Message): void {
     if (this.settled) return void this.late.push(message);
-    if (message.kind !== "g" || !this.ask.renewed) return void this.send();
+    // A copy that is on its way may shorten what the message says; its reply tells how long the lease is.
+    if (message.kind !== "g" || !this.ask.renewed || this.#asking) return void this.send();
     const [fence, grantedAtMs, deadlineMs, capacity] = message.numbers as [number, number, number, number];
     const placeUntilMs = this.#place?.name === this.#askedFrom ? this.#place.untilMs : undefined;
     const untilMs = Math.min(placeUntilMs ?? 0, deadlineMs - this.#serverAheadMs - SERVER_TICK_MS); // it may be late
@@ -123,8 +124,7 @@ export class Pending {
 
   /** Forgets the request; if it was not granted, gives up in the background what it has or may still get. */
   leave(granted: boolean): void {
-    this.settled = true;
-    this.session.pending.delete(this.request);
+    if (!this.session.pending.delete(this.request)) return; // closing the client did it
     this.#place?.leave(this);
     if (!granted || !this.ask.renewed) this.session.tickets.delete(ticketOn(this.ask));
     if (granted || !this.#mayHave) return;
