@@ -207,10 +207,15 @@ async def test_counting_behind_faults(
     assert (await client.lock("r").inspect()).in_use == 0
 
 
+def plain(server: Server) -> Any:
+    """Return a plain client of redis-py, whose commands are not typed."""
+    return redis.asyncio.Redis.from_url(server.url)
+
+
 async def arrivals(server: Server, listening: asyncio.Event) -> dict[str, int]:
     """Return the tickets in the order in which the server ran their first acquire, by what it tells of its commands."""
     order: dict[str, int] = {}
-    async with redis.asyncio.Redis.from_url(server.url) as raw, raw.monitor() as monitor:
+    async with plain(server) as raw, raw.monitor() as monitor:
         listening.set()
         while (words := (await monitor.next_command())["command"].split(" "))[0].lower() != "echo":
             if words[0].lower() == "evalsha" and words[1] == scripts.ACQUIRE.sha:
@@ -238,7 +243,7 @@ async def test_both_languages_take_turns(
     await listening.wait()
     options = {"prefix": prefix, "tasks": 4, "times": 20, "capacity": capacity, "log": "log", "direct": server.url}
     async with (
-        redis.asyncio.Redis.from_url(server.url) as raw,
+        plain(server) as raw,
         peer(programs, "turns", server.url, **options) as one,
         peer(programs, "turns", server.url, **options) as other,
     ):
@@ -246,7 +251,7 @@ async def test_both_languages_take_turns(
         await one.event("done")
         await other.event("done")
         lines = [line.decode().split() for line in await raw.lrange("log", 0, -1)]
-        await raw.echo("all")  # type: ignore[no-untyped-call]
+        await raw.echo("all")
     order = await arrived
     fences = {ticket: int(fence) for what, ticket, fence in lines if what == "enter"}
     assert len(fences) == 200
