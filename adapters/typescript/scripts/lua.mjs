@@ -8,9 +8,11 @@ const here = fileURLToPath(new URL("../", import.meta.url));
 const python = process.env.REDLEASE_PYTHON ?? `${here}../../redlease`; // where the Python package is
 const read = (path) => readFileSync(`${python}/${path}.lua`, "utf8");
 
+const included = (text) => text.replace(/--#include (\w+)\n/g, (_, part) => included(read(`lua/parts/${part}`)));
+
 function operation(name) {
   const own = read(`lua/${name}`);
-  const text = (read("lua/parts/prelude") + own).replace(/--#include (\w+)\n/g, (_, part) => read(`lua/parts/${part}`));
+  const text = included(read("lua/parts/prelude") + own);
   const args = /^-- ARGV: (.*)$/m.exec(own)[1].split(" ").filter((name) => name !== "tag");
   return {sha: createHash("sha1").update(text).digest("hex"), args, text};
 }

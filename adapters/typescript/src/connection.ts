@@ -109,9 +109,9 @@ export class Connection {
 
   get #isReady(): boolean { return this.#calls.status === "ready" && this.#hasListened; }
 
-  #send([command, ...args]: string[], patienceMs: number): Promise<Raw | Repeat> {
+  #send([command, ...args]: (string | Buffer)[], patienceMs: number): Promise<Raw | Repeat> {
     const timer = at(nowMs() + patienceMs, () => this.#calls.disconnect(true)); // then the command fails
-    const sent = this.#calls.callBuffer(command!, args) as Promise<Raw>;
+    const sent = this.#calls.callBuffer(String(command), args) as Promise<Raw>;
     return sent.catch((error: Error) => this.#problem(error)).finally(() => clearTimeout(timer));
   }
 

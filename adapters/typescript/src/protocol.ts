@@ -2,7 +2,9 @@
 import {LUA} from "./lua.js";
 
 export type Operation = keyof typeof LUA;
-export type Values<Name extends Operation> = Record<(typeof LUA)[Name]["args"][number], string | number>;
+type Value = string | number | Buffer;
+/** The arguments of a call, by the names in the contract of its script; a key is left out if there is none. */
+export type Values<Name extends Operation> = Record<Exclude<(typeof LUA)[Name]["args"][number], "key">, Value> & {key?: Value};
 /** What ioredis gives for a reply: text is a Buffer, since names of lock delays are no UTF-8. */
 export type Raw = number | Buffer | Raw[];
 
@@ -55,9 +57,9 @@ export function keysOf(prefix: string, name: string): string[] {
 }
 
 /** Returns the words of a call, after its command. */
-export function words<Name extends Operation>(name: Name, keys: string[], tag: string, values: Values<Name>): string[] {
-  const args = LUA[name].args.map((each) => String(values[each as keyof Values<Name>]));
-  return [LUA[name].sha, String(keys.length), ...keys, tag, ...args];
+export function words<Name extends Operation>(name: Name, keys: string[], tag: string, values: Values<Name>): (string | Buffer)[] {
+  const args = LUA[name].args.map((each) => values[each as keyof Values<Name>] as Value | undefined).filter((each) => each !== undefined);
+  return [LUA[name].sha, String(keys.length), ...keys, tag, ...args.map((each) => (typeof each === "number" ? String(each) : each))];
 }
 
 /** How a resource is held and waited for. All clients of a resource declare the same capacity. */
@@ -119,7 +121,7 @@ export function readRecord(record: Buffer) {
 
 /** A snapshot being read: the arguments of the next call, and what the pages so far contain. */
 export class Reading {
-  #after: string[] | undefined = ["", "", ""];
+  #after: Value[] | undefined = ["", "", ""]; // bytes of the server's, which go back as they came
   #head = [0, 0, 0, 0, 0];
   readonly #holders = new Map<string, Permit>();
   readonly #waiters = new Map<string, Waiter>();
@@ -128,10 +130,9 @@ export class Reading {
 
   /** The arguments of the next call; undefined after the last page. */
   get values(): Values<"inspect"> | undefined {
-    if (!this.#after) return undefined;
-    const [after_deadline, after_ticket, after_sequence] = this.#after as [string, string, string];
-    const most = {most_holders: this.limit - this.#holders.size, most_waiters: this.limit - this.#waiters.size};
-    return {...most, bytes: PAGE_BYTES, after_deadline, after_ticket, after_sequence, most_counted: CHECKED_MOST};
+    const most = [this.limit - this.#holders.size, this.limit - this.#waiters.size, PAGE_BYTES];
+    const values = this.#after && [...most, ...this.#after, CHECKED_MOST];
+    return values && (Object.fromEntries(LUA.inspect.args.map((name, index) => [name, values[index]])) as unknown as Values<"inspect">);
   }
 
   /** Adds a reply of `inspect`, without its tag; a later page replaces what an earlier one said of a ticket. */
@@ -150,7 +151,7 @@ export class Reading {
       const {weight, sinceMs, owner, metadata} = readRecord(queued[i + 1] as Buffer);
       this.#waiters.set(`${queued[i]}`, {ticket: `${queued[i]}`, weight, owner, metadata, queued_at_ms: sinceMs});
     }
-    this.#after = after.length ? after.map(String) : undefined;
+    this.#after = after.length ? after : undefined;
   }
 
   get snapshot(): Snapshot {

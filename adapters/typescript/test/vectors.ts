@@ -24,7 +24,8 @@ local function call(...)
 end
 `],
   ["local clock = call('TIME')\n", `
-local clock = {ARGV[#ARGV - 1], ARGV[#ARGV]}
+local micros = table.remove(ARGV)
+local clock = {table.remove(ARGV), micros}
 for _, key in ipairs(KEYS) do
   local ends = call('PEXPIRETIME', key)
   if ends > 0 and ends - ${LATER_MS} < clock[1] * 1000 + math.floor(clock[2] / 1000) then call('DEL', key) end
@@ -67,12 +68,12 @@ async function messages(): Promise<[string, string][]> {
   return heard.splice(0);
 }
 
-/** Encodes a call as the client does; an acquire that it would not write so, such as one with a history, is sent as it is. */
-function encoded({call, args}: Call): string[] {
-  assert.equal(args.length, LUA[call].args.length, "the vector has as many arguments as the script");
+/** Encodes a call as the client does; an acquire that it would not write so, such as one with a history or a key, is sent as it is. */
+function encoded({call, args}: Call): (string | Buffer)[] {
+  assert(args.length <= LUA[call].args.length, "the vector has the arguments of the script");
   const values: any = Object.fromEntries(LUA[call].args.map((name, index) => [name, args[index]]));
   const terms = /^(\d+)(?: (?!0 $)(\d+) (\d*))?$/.exec(String(values.weight));
-  if (call === "acquire" && terms) {
+  if (call === "acquire" && terms && values.key === undefined) {
     const [owner, metadata] = JSON.parse(values.label);
     const times = {leaseMs: values.lease_ms, waiterLeaseMs: values.waiter_lease_ms, idleTtlMs: values.idle_ttl_ms};
     const settings = {priority: Number(terms[2] ?? 0), lockDelayMs: terms[3] ? Number(terms[3]) : undefined, queue: values.waiter_lease_ms > 0};
@@ -125,7 +126,7 @@ async function stored(nowMs: number) {
 
 const shas = new Map<string, string>();
 for (const [name, {text}] of Object.entries(LUA)) {
-  if (name !== "guard") shas.set(name, String(await redis.script("LOAD", atGivenTime(text))));
+  shas.set(name, String(await redis.script("LOAD", atGivenTime(text))));
 }
 let calls = 0;
 for (const scenario of JSON.parse(readFileSync(file, "utf8")) as Scenario[]) {
