@@ -180,7 +180,7 @@ export async function withPermit<Result>(
   const hold = await pool.hold(request);
   try {
     const result = await body(hold);
-    hold.check();
+    if (hold.lost) throw hold.signal.reason;
     return result;
   } finally { await hold.release(); }
 }
