@@ -16,6 +16,8 @@ from .model import Model
 
 if TYPE_CHECKING:
     from fakeredis import FakeServer
+else:
+    FakeServer = Any  # for those who look at the types while the program runs, such as frameworks that inject
 
 
 __all__ = ["Model", "fake_client"]
