@@ -156,6 +156,7 @@ class Hold:
         return Permit(
             *(self.resource, self.ticket, lease.fence, lease.ask.weight, lease.capacity, terms.lease_ms),
             *(lease.granted_at_ms, lease.expires_at_ms, terms.owner, dict(self._metadata)),
+            key=lease.ask.key or None,
         )
 
     def remaining(self) -> float:

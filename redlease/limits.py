@@ -21,6 +21,8 @@ METADATA_JSON_BYTES_MAX = 8192  # as JSON, as the server stores it
 CAPACITY_MAX = 2**31 - 1
 HISTORY_MAX = 100_000  # entries, of some 70 bytes each
 PRIORITY_MAX = 100
+KEY_BYTES_MAX = 256
+SHARE_MIN, SHARE_MAX = 0.001, 1000
 LEASE_MS_MIN = 10
 FENCE_MAX = 2**53 - 1  # what a double holds exactly: Lua has no other numbers
 DURATION_MS_MAX = 366 * 24 * 3600 * 1000
@@ -74,6 +76,15 @@ def checked_priority(priority: int) -> int:
     if type(priority) is not int or not 0 <= priority <= PRIORITY_MAX:
         raise ValueError(f"priority must be a whole number from 0 to {PRIORITY_MAX}, not {_shown.repr(priority)}")
     return priority
+
+
+def checked_share(share: float, key: str | None) -> float:
+    """Returns the share; raises ValueError if it is not a number from 0.001 to 1000, or is given without a key."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not SHARE_MIN <= share <= SHARE_MAX:
+        raise ValueError(f"share must be a number from {SHARE_MIN} to {SHARE_MAX}, not {_shown.repr(share)}")
+    if key is None and share != 1:
+        raise ValueError("share is that of a key among others: give key= too")
+    return share
 
 
 def checked_lock_delay(lock_delay: Duration, idle_ttl_ms: int) -> int:

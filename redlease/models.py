@@ -30,6 +30,7 @@ class Permit:
         expires_at_ms: When its lease ends, as of this copy.
         owner: The name shown as its holder.
         metadata: The metadata of the request.
+        key: The key of the request, if it has one.
     """
 
     resource: str
@@ -42,6 +43,7 @@ class Permit:
     expires_at_ms: int
     owner: str = ""
     metadata: dict[str, str] = field(default_factory=dict, hash=False)
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Waiter:
         owner: The name shown as waiting.
         metadata: The metadata of the request.
         queued_at_ms: When it was queued.
+        key: The key of the request, if it has one.
     """
 
     ticket: str
@@ -61,6 +64,7 @@ class Waiter:
     owner: str
     metadata: dict[str, str] = field(hash=False)
     queued_at_ms: int
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,8 @@ class Snapshot:
         resource: Its name.
         capacity: Units that may be held at once.
         holders: The permits held, in the order of their grants.
-        waiters: The live waiters, in the order in which they will be granted.
+        waiters: The live waiters, in the order in which they will be granted. Where requests have keys, those of one
+            key are in that order, and the first of each key stands before the others.
         fence: The last fence granted, 0 if none is known.
         server_time_ms: When the snapshot was taken.
         in_use: Units in use in all, however many holders are listed.

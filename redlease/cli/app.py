@@ -113,7 +113,7 @@ def run_command(
     timeout: Annotated[
         float | None, typer.Option(min=0, help="Seconds to wait for the permit.", show_default="for ever")
     ] = None,
-    priority: Annotated[int, typer.Option(help="From -100 to 100: may pass earlier requests with less.")] = 0,
+    priority: Annotated[int, typer.Option(help="From 0 to 100: may pass earlier requests with less.")] = 0,
     lease: Annotated[float, typer.Option(min=1, help="Seconds that the permit stays valid without renewal.")] = 30,
     grace: Annotated[float, typer.Option(min=0, help="Seconds from SIGTERM to SIGKILL if the lease is lost.")] = 5,
     url: Url = LOCAL,

@@ -6,8 +6,8 @@
 local tag, wanted, idle = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
 --#include state
---#include queue
 read('')
+--#include queue
 for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, before the first write
 local shrinks = wanted < capacity
 capacity = wanted

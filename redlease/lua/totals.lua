@@ -26,7 +26,8 @@ local waiting = call('ZCARD', queue)
 local lapses = waiting > 0 and call('ZRANGEBYSCORE', waiters, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 local dead = lapses and tonumber(lapses) <= now -- some places at least: which of the waiters are dead is to be seen
 if not lapses then waiting = 0 end
-for i, ticket in ipairs(waiting > 0 and call('ZRANGE', queue, 0, dead and most - 1 or 0) or {}) do
+for i, entry in ipairs(waiting > 0 and call('ZRANGE', queue, 0, dead and most - 1 or 0) or {}) do
+  local ticket = string.byte(entry) == 255 and string.sub(entry, 19) or entry -- see parts/turns.lua
   local since, place, request = string.match(call('HGET', state, 't' .. ticket) or '', '^%d+ %d+ %d+ (%d+) (%S+) (%S+)')
   local alive = place and not dead
   for other in string.gmatch(dead and place and '{' .. place .. '}' .. request or '', '{([^}]*)}') do

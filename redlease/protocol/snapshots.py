@@ -55,25 +55,25 @@ class Reading:
         return Snapshot(self._resource, capacity or self._declared, holders, waiters, fence, now, in_use, waiting)
 
 
-def read_record(text: bytes) -> tuple[list[str], str, dict[str, str]]:
-    """Parses a record into its first six fields, the owner and the metadata."""
+def read_record(text: bytes) -> tuple[list[str], str, dict[str, str], str]:
+    """Parses a record into its first six fields, the owner, the metadata, and the key, empty if there is none."""
     *fields, written = text.decode().split(" ", 6)
-    owner, metadata = json.loads(written)
-    return fields, owner, metadata
+    owner, metadata, *key = json.loads(written)
+    return fields, owner, metadata, key[0] if key else ""
 
 
 def _read_holders(resource: str, capacity: int, held: list[Any]) -> Iterator[Permit]:
     for ticket, deadline, text in zip(held[::3], held[1::3], held[2::3], strict=True):
         if ticket.startswith(DELAY):
             continue
-        (weight, fence, lease, since, _, _), owner, metadata = read_record(text)
+        (weight, fence, lease, since, _, _), owner, metadata, key = read_record(text)
         yield Permit(
             *(resource, ticket.decode(), int(fence), int(weight), capacity, int(lease), int(since)),
-            *(deadline, owner, metadata),
+            *(deadline, owner, metadata, key or None),
         )
 
 
 def _read_waiters(queued: list[Any]) -> Iterator[Waiter]:
     for ticket, text in zip(queued[::2], queued[1::2], strict=True):
-        (weight, _, _, since, _, _), owner, metadata = read_record(text)
-        yield Waiter(ticket.decode(), int(weight), owner, metadata, int(since))
+        (weight, _, _, since, _, _), owner, metadata, key = read_record(text)
+        yield Waiter(ticket.decode(), int(weight), owner, metadata, int(since), key or None)

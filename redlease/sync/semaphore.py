@@ -59,6 +59,8 @@ class Semaphore(Bound[redlease.Semaphore]):
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        key: str | None = None,
+        share: float = 1,
         on_lost: OnLost = "exit",
         max_hold: Duration | None = None,
     ) -> HoldRequest:
@@ -73,6 +75,8 @@ class Semaphore(Bound[redlease.Semaphore]):
             owner: See there.
             metadata: See there.
             priority: See there.
+            key: See there.
+            share: See there.
             on_lost: "exit" raises `LeaseLost` when the block is left, "raise" also at the next call of redlease in the
                 thread that entered the block, "signal" only sets `hold.lost`.
             max_hold: See there.
@@ -86,6 +90,8 @@ class Semaphore(Bound[redlease.Semaphore]):
                 owner=owner,
                 metadata=metadata,
                 priority=priority,
+                key=key,
+                share=share,
                 on_lost="signal",
                 max_hold=max_hold,
             )
@@ -135,12 +141,13 @@ class Semaphore(Bound[redlease.Semaphore]):
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        key: str | None = None,
+        share: float = 1,
     ) -> Permit:
         """Acquires a permit as data, which redlease does not renew; as `redlease.Semaphore.acquire`."""
         options: Any = {"ticket": ticket, "weight": weight, "owner": owner, "metadata": metadata}
-        return self._client.call(
-            lambda: self._twin.acquire(timeout=timeout, priority=priority, **options), undo=self._give_back
-        )
+        options |= {"priority": priority, "key": key, "share": share}
+        return self._client.call(lambda: self._twin.acquire(timeout=timeout, **options), undo=self._give_back)
 
     def try_acquire(
         self,
@@ -149,12 +156,11 @@ class Semaphore(Bound[redlease.Semaphore]):
         weight: int = 1,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
+        key: str | None = None,
     ) -> Permit | None:
         """Acquires a permit if capacity is free, else returns None; as `redlease.Semaphore.try_acquire`."""
-        return self._client.call(
-            lambda: self._twin.try_acquire(ticket=ticket, weight=weight, owner=owner, metadata=metadata),
-            undo=self._give_back,
-        )
+        options: Any = {"ticket": ticket, "weight": weight, "owner": owner, "metadata": metadata, "key": key}
+        return self._client.call(lambda: self._twin.try_acquire(**options), undo=self._give_back)
 
     async def _give_back(self, permit: Permit | None) -> None:
         if permit is not None:

@@ -52,12 +52,14 @@ class Judge:
         self.model.clock = clock
         if not exists and self.model.kept_until:
             self._forget()
-        before = self.model.fence
-        expected = getattr(self.model, name)(*(args[:-1] if args[-1] == LABEL else args))
+        before, had_keys = self.model.fence, self.model.has_keys
+        expected = getattr(self.model, name)(*(arg for arg in args if arg != LABEL))
         got = reply[1:]
         if name == "acquire" and got[0] == Status.GRANTED and len(got) < len(expected):
             got = [*got, 0]  # the usual case spares the declaration
         self.log.append(f"{clock} {name}{args} -> {got}")
+        if had_keys or self.model.has_keys:
+            got, expected = without_guesses(name, got), without_guesses(name, expected)
         assert got == expected, f"the model replies {expected}"
         self.seen[name, int(got[0]) if name in {"acquire", "beat"} else min(1, int(got[0]))] += 1
         self._caller.learn(name, args, got, before)
@@ -81,6 +83,14 @@ class Judge:
     def told(self) -> str:
         """Return the model and the last calls."""
         return "\n".join(["the last calls:", *self.log, f"{self.model}"])
+
+
+def without_guesses(name: str, reply: Reply) -> Reply:
+    """Leave out how many requests are ahead, which is a guess where requests have keys."""
+    if name == "position":
+        return [min(reply[0], 1)]
+    guess = {"acquire": 2, "beat": 1}.get(name, 0)
+    return [*reply[:guess], *reply[guess + 1 :]] if guess and reply[0] == Status.QUEUED else reply
 
 
 def snapshot(model: Model) -> Reply:

@@ -31,6 +31,7 @@ class RandomCalls:
     weights: list[int]
     leases: list[int]
     idle: int = IDLE_MS
+    keys: tuple[str, ...] = ()
     epochs: Counter[str] = field(default_factory=Counter)
     requests: dict[tuple[str, str], str] = field(default_factory=dict)
     granted: deque[tuple[str, int]] = field(default_factory=lambda: deque([("a", 1)], maxlen=12))
@@ -48,7 +49,8 @@ class RandomCalls:
         terms = ((1, [1]), (3, [1]), (4, [1, 1, 2, 3, 5]), (CAPACITY_MAX, [1, 1, CAPACITY_MAX]))
         capacity, weights = terms[number % len(terms)]
         longest = random.choice([3, 20, 60])
-        return cls(random, Model(), capacity, weights, [1 + longest // 4, longest], idle)
+        keys = random.choice([(), ("", "k", "l", "m")])
+        return cls(random, Model(), capacity, weights, [1 + longest // 4, longest], idle, keys)
 
     def learn(self, name: str, args: tuple[Any, ...], reply: list[Any], fence: int) -> None:
         """Remember what a later call may be about; `fence`: the last one before this call."""
@@ -97,11 +99,15 @@ class RandomCalls:
             *(ticket, self.request(channel, ticket), self.place(channel), arrival, self.asked()),
             *(draw.choice(self.leases), capacity, draw.choice([0, *self.leases, *self.leases])),
             *(draw.choice([-1, -1, -1, 2, 4]), self.idle, LABEL),
+            *([key] if self.keys and (key := draw.choice(self.keys)) else []),
         )
 
     def asked(self) -> str | int:
-        """Return a weight, now and then with a priority or a lock delay, which lasts for the next losses."""
+        """Return a weight, now and then with a priority or a lock delay, which lasts for the next losses, and so on."""
         weight = self.random.choice(self.weights)
+        if self.keys and self.random.random() < 0.4:
+            per_key, share = self.random.choice(["", "", "", 0, 1, 2]), self.random.choice(["1", "2", "0.5", "3"])
+            return f"{weight} {self.random.choice([0, 0, 1])}   {per_key} {share}"
         if self.random.random() < 0.8:
             return weight
         return f"{weight} {self.random.randint(0, 3)} {self.random.choice(['', '', 0, 2, 2 * self.leases[0]])}"

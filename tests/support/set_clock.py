@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 KEYS = Resource("model", "r").keys
 BEGINS_US = 4_000_000_000_000_000  # a time ahead of every server's: the keys of a real one do not expire by themselves
 TAKES_TIME = """
-local clock = {ARGV[#ARGV - 1], ARGV[#ARGV]}
+local micros = table.remove(ARGV)
+local clock = {table.remove(ARGV), micros}
 for _, key in ipairs(KEYS) do
   local ends = call('PEXPIRETIME', key)
   if ends > 0 and ends < clock[1] * 1000 + math.floor(clock[2] / 1000) then call('DEL', key) end

@@ -8,11 +8,16 @@ const here = fileURLToPath(new URL("../", import.meta.url));
 const python = process.env.REDLEASE_PYTHON ?? `${here}../../redlease`; // where the Python package is
 const read = (path) => readFileSync(`${python}/${path}.lua`, "utf8");
 
-const included = (text) => text.replace(/--#include (\w+)\n/g, (_, part) => included(read(`lua/parts/${part}`)));
+const PARTS = {state: ["state"], queue: ["queue", "turns"], share: ["share"]};
+const files = (part) => PARTS[part].map((file) => read(`lua/parts/${file}`)).join("");
+const included = (text) => text.replace(/--#include (\w+)\n/g, (_, part) => files(part));
+
+// As protocol/scripts.py does it, so that the server keeps one copy of each script.
+const stripped = (text) => text.split("\n").map((line) => line.trim()).filter((line) => line && !line.startsWith("--")).join("\n") + "\n";
 
 function operation(name) {
   const own = read(`lua/${name}`);
-  const text = included(read("lua/parts/prelude") + own);
+  const text = stripped(included(read("lua/parts/prelude") + own));
   const args = /^-- ARGV: (.*)$/m.exec(own)[1].split(" ").filter((name) => name !== "tag");
   return {sha: createHash("sha1").update(text).digest("hex"), args, text};
 }
