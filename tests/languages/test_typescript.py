@@ -260,3 +260,17 @@ async def test_both_languages_take_turns(
     for what, _, _ in lines:
         inside += 1 if what == "enter" else -1
         assert 0 <= inside <= capacity
+
+
+async def test_a_connection_whose_beginning_is_not_answered_is_given_up(
+    server: Server, make_client: MakeClient, make_proxy: MakeProxy, prefix: str, programs: Path
+) -> None:
+    """Each of the two connections gets no reply to its first command, and after that the lock is acquired all the same."""
+    await make_client(url=server.url)
+    proxy = await make_proxy(server)
+    for _ in range(2):
+        proxy.plan(Fault.DROP, name="INFO")
+    async with peer(programs, "hold", proxy.url, prefix=prefix, leaseMs=60_000) as holder:
+        await holder.event("held")
+    assert proxy.faults[Fault.DROP] == 2
+    assert proxy.connections_total == 4

@@ -178,9 +178,14 @@ export async function withPermit<Result>(
   pool: Semaphore, body: (hold: Hold) => Promise<Result>, request: Request = {},
 ): Promise<Result> {
   const hold = await pool.hold(request);
+  let result;
   try {
-    const result = await body(hold);
+    result = await body(hold);
     if (hold.lost) throw hold.signal.reason;
-    return result;
-  } finally { await hold.release(); }
+  } catch (error) {
+    await hold.release().catch(() => {}); // its error would hide that of the body
+    throw error;
+  }
+  await hold.release();
+  return result;
 }

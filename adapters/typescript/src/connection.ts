@@ -46,11 +46,10 @@ export class Connection {
     };
     [this.#calls, this.#messages] = [open(), open()];
     for (const redis of [this.#calls, this.#messages]) redis.on("error", (error: Error) => this.#failed(error));
+    // ioredis waits for ever for the replies to what it sends before a connection is ready.
+    for (const redis of [this.#calls, this.#messages]) this.#limit(redis);
     this.#calls.on("ready", () => this.#reached());
-    this.#messages.on("ready", () => {
-      const listened = () => ((this.#isListening = true), this.#reached());
-      this.#messages.subscribe(this.channel).then(listened, (error: Error) => this.#failed(error));
-    });
+    this.#messages.on("ready", () => void this.#listen());
     this.#messages.on("close", () => (this.#isListening = false));
     this.#messages.on("message", (_channel: string, payload: string) => this.onMessage(payload));
   }
@@ -107,7 +106,29 @@ export class Connection {
     this.#tell();
   }
 
+  /** Called when a message is missing: confirms the subscription, or gives up the connection, which may be dead. */
+  checkMessages(): void { if (this.#isListening) void this.#listen(); }
+
   get #isReady(): boolean { return this.#calls.status === "ready" && this.#hasListened; }
+
+  /** Gives up each connection of that client that is not ready in time. */
+  #limit(redis: Redis): void {
+    let timer: NodeJS.Timeout | undefined;
+    redis.on("connect", () => (timer = at(nowMs() + PATIENCE_MS[1], () => redis.disconnect(true))));
+    for (const end of ["ready", "close"]) redis.on(end, () => clearTimeout(timer));
+  }
+
+  async #listen(): Promise<void> {
+    const timer = at(nowMs() + PATIENCE_MS[1], () => this.#messages.disconnect(true)); // then the command fails
+    try {
+      await this.#messages.subscribe(this.channel);
+      if (this.#isListening) return;
+      this.#isListening = true;
+      this.#reached();
+    } catch (error) {
+      this.#failed(error as Error);
+    } finally { clearTimeout(timer); }
+  }
 
   #send([command, ...args]: (string | Buffer)[], patienceMs: number): Promise<Raw | Repeat> {
     const timer = at(nowMs() + patienceMs, () => this.#calls.disconnect(true)); // then the command fails

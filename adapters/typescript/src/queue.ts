@@ -204,6 +204,7 @@ export class Place {
       this.#confirm(answer.sentMs, leaseMs, {ahead: 0, soonestMs: -1});
       first.sequence = undefined;
       void first.send();
+      this.session.connection.checkMessages();
       return this.#timer.set(this.#ordered.length ? 0 : this.untilMs!);
     }
     this.#timer.sooner(this.#confirm(answer.sentMs, leaseMs, reply));
