@@ -131,6 +131,35 @@ const CHECKS: Record<string, () => Promise<void>> = {
     await assert.rejects(closing.lock("one").hold(), /closed/);
   },
 
+  async "a hold and a waiter outlive killed connections and a server without scripts, and a second release changes nothing"() {
+    const lock = client.lock("cut", {leaseMs: 1500});
+    const hold = await lock.hold();
+    const next = other.lock("cut").hold();
+    await sees("cut", 1);
+    const {expires_at_ms} = hold.permit;
+    await raw.script("FLUSH");
+    for (const type of ["normal", "pubsub"] as const) await raw.client("KILL", "TYPE", type, "SKIPME", "yes");
+    while (hold.permit.expires_at_ms === expires_at_ms) await sleep(20);
+    hold.check();
+    assert.deepEqual([await hold.release(), await hold.release()], [true, true]);
+    const second = await next;
+    assert(second.fence > hold.fence);
+    await hold.release();
+    second.check();
+    assert.equal(await other.lock("cut").check(second.permit), true);
+    await second.release();
+  },
+
+  async "an error of the body is thrown though its release fails"() {
+    const lock = client.lock("broken");
+    const failing = withPermit(lock, async () => {
+      await raw.set("redlease:{broken}:holders", "no sorted set"); // the server refuses to release
+      throw new Error("mine");
+    });
+    await assert.rejects(failing, /mine/);
+    await raw.del("redlease:{broken}:holders", "redlease:{broken}:state");
+  },
+
   async "a server that is away is told of within the timeout"() {
     const away = new Redlease("redis://127.0.0.1:1/0");
     await assert.rejects(away.lock("x").hold({timeoutMs: 100}), Unavailable);
