@@ -90,14 +90,15 @@ def test_what_a_program_sees(own_server: OwnServer, engine: str, programs: Path)
     assert run(programs / "behaviour.js", own_server(engine).url)[-1] == {"event": "done"}
 
 
-def test_the_example_of_the_page_runs(server: Server, programs: Path) -> None:
-    """It is taken from the page, compiled with strict types, and ends well."""
-    command = [str(typescript.find_node()), str(programs / "example0.js")]
+@pytest.mark.parametrize(("number", "says"), [(0, "working under fence "), (1, "read under fence ")])
+def test_the_examples_run(server: Server, programs: Path, number: int, says: str) -> None:
+    """Those of the page and of the README are compiled with strict types, and end well."""
+    command = [str(typescript.find_node()), str(programs / f"example{number}.js")]
     done = subprocess.run(
         command, env={"REDIS_URL": server.url}, capture_output=True, text=True, timeout=200, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("working under fence ")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(says)
 
 
 async def test_what_a_killed_holder_had_passes_on(
@@ -241,7 +242,14 @@ async def test_both_languages_take_turns(
     listening = asyncio.Event()
     arrived = asyncio.create_task(arrivals(server, listening))
     await listening.wait()
-    options = {"prefix": prefix, "tasks": 4, "times": 20, "capacity": capacity, "log": "log", "direct": server.url}
+    options: dict[str, Any] = {
+        "prefix": prefix,
+        "tasks": 4,
+        "times": 20,
+        "capacity": capacity,
+        "log": "log",
+        "direct": server.url,
+    }
     async with (
         plain(server) as raw,
         peer(programs, "turns", server.url, **options) as one,
@@ -263,10 +271,9 @@ async def test_both_languages_take_turns(
 
 
 async def test_a_connection_whose_beginning_is_not_answered_is_given_up(
-    server: Server, make_client: MakeClient, make_proxy: MakeProxy, prefix: str, programs: Path
+    server: Server, make_proxy: MakeProxy, prefix: str, programs: Path
 ) -> None:
-    """Each of the two connections gets no reply to its first command, and after that the lock is acquired all the same."""
-    await make_client(url=server.url)
+    """Each of the two connections gets no reply to its first command; the lock is acquired all the same."""
     proxy = await make_proxy(server)
     for _ in range(2):
         proxy.plan(Fault.DROP, name="INFO")

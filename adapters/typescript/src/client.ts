@@ -178,14 +178,11 @@ export async function withPermit<Result>(
   pool: Semaphore, body: (hold: Hold) => Promise<Result>, request: Request = {},
 ): Promise<Result> {
   const hold = await pool.hold(request);
-  let result;
-  try {
-    result = await body(hold);
+  const ended = (async () => {
+    const result = await body(hold);
     if (hold.lost) throw hold.signal.reason;
-  } catch (error) {
-    await hold.release().catch(() => {}); // its error would hide that of the body
-    throw error;
-  }
-  await hold.release();
-  return result;
+    return result;
+  })();
+  await ended.then(() => hold.release(), () => hold.release().catch(() => {})); // its error would hide that of the body
+  return ended;
 }

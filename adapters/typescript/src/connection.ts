@@ -1,7 +1,7 @@
 /** Two connections: one for calls, one for messages. A call is sent once here; who calls decides whether to repeat it. */
 import {randomBytes} from "node:crypto";
 import {Redis, type RedisOptions} from "ioredis";
-import {at, nowMs, sleep, within} from "./clock.js";
+import {at, nowMs, sleep, Timer, within} from "./clock.js";
 import {RedleaseError, Unavailable} from "./errors.js";
 import {LUA} from "./lua.js";
 import {words, type Operation, type Raw, type Values} from "./protocol.js";
@@ -45,9 +45,12 @@ export class Connection {
       return source instanceof Redis ? source.duplicate(OPTIONS) : new Redis({...source, ...OPTIONS});
     };
     [this.#calls, this.#messages] = [open(), open()];
-    for (const redis of [this.#calls, this.#messages]) redis.on("error", (error: Error) => this.#failed(error));
-    // ioredis waits for ever for the replies to what it sends before a connection is ready.
-    for (const redis of [this.#calls, this.#messages]) this.#limit(redis);
+    for (const redis of [this.#calls, this.#messages]) {
+      // ioredis waits for ever for the replies to what it sends before a connection is ready.
+      const opening = new Timer(() => redis.disconnect(true));
+      redis.on("connect", () => opening.set(nowMs() + PATIENCE_MS[1])).on("ready", () => opening.clear());
+      redis.on("close", () => opening.clear()).on("error", (error: Error) => this.#failed(error));
+    }
     this.#calls.on("ready", () => this.#reached());
     this.#messages.on("ready", () => void this.#listen());
     this.#messages.on("close", () => (this.#isListening = false));
@@ -111,23 +114,11 @@ export class Connection {
 
   get #isReady(): boolean { return this.#calls.status === "ready" && this.#hasListened; }
 
-  /** Gives up each connection of that client that is not ready in time. */
-  #limit(redis: Redis): void {
-    let timer: NodeJS.Timeout | undefined;
-    redis.on("connect", () => (timer = at(nowMs() + PATIENCE_MS[1], () => redis.disconnect(true))));
-    for (const end of ["ready", "close"]) redis.on(end, () => clearTimeout(timer));
-  }
-
-  async #listen(): Promise<void> {
+  #listen(): Promise<void> {
     const timer = at(nowMs() + PATIENCE_MS[1], () => this.#messages.disconnect(true)); // then the command fails
-    try {
-      await this.#messages.subscribe(this.channel);
-      if (this.#isListening) return;
-      this.#isListening = true;
-      this.#reached();
-    } catch (error) {
-      this.#failed(error as Error);
-    } finally { clearTimeout(timer); }
+    const listened = () => { if (!this.#isListening) (this.#isListening = true), this.#reached(); };
+    const subscribed = this.#messages.subscribe(this.channel).then(listened, (error: Error) => this.#failed(error));
+    return subscribed.finally(() => clearTimeout(timer));
   }
 
   #send([command, ...args]: (string | Buffer)[], patienceMs: number): Promise<Raw | Repeat> {

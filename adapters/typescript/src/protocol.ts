@@ -8,9 +8,7 @@ export type Values<Name extends Operation> = Record<Exclude<(typeof LUA)[Name]["
 /** What ioredis gives for a reply: text is a Buffer, since names of lock delays are no UTF-8. */
 export type Raw = number | Buffer | Raw[];
 
-const FENCE_MAX = 2 ** 53 - 1;
-const COUNT_MAX = 2 ** 31 - 1;
-const DURATION_MS_MAX = 366 * 24 * 3600 * 1000;
+const FENCE_MAX = 2 ** 53 - 1, COUNT_MAX = 2 ** 31 - 1, DURATION_MS_MAX = 366 * 24 * 3600 * 1000;
 const PAGE_BYTES = 500_000; // about the size of one reply of `inspect`
 const CHECKED_MOST = 5000; // waiters that one call checks, to count the live ones
 
@@ -163,11 +161,7 @@ export class Reading {
 }
 
 /** A message: what it is about is a request or, for "c" and "l", the state key of a resource. */
-export interface Message {
-  kind: string;
-  about: string;
-  numbers: number[];
-}
+export interface Message {kind: string; about: string; numbers: number[]}
 
 const NUMBERS: Record<string, number> = {g: 4, m: 1, x: 0, r: 0, c: 1, l: 1};
 

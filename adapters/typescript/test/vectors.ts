@@ -28,7 +28,7 @@ local micros = table.remove(ARGV)
 local clock = {table.remove(ARGV), micros}
 for _, key in ipairs(KEYS) do
   local ends = call('PEXPIRETIME', key)
-  if ends > 0 and ends - ${LATER_MS} < clock[1] * 1000 + math.floor(clock[2] / 1000) then call('DEL', key) end
+  if ends > 0 and ends - ${LATER_MS} < clock[1] * 1000 + clock[2] / 1000 then call('DEL', key) end
 end
 `],
 ];
