@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .guards.redis import Guard
     from .hold import Hold, HoldRequest
     from .limits import Duration
-    from .models import HistoryEntry, Permit, Position, Snapshot, Waiter
+    from .models import HistoryEntry, Limit, Permit, Position, Snapshot, Waiter
     from .options import Durability, OnLost
     from .primitives.all_of import AllRequest, Holds
     from .primitives.checkpoints import SequenceProgress
@@ -43,6 +43,7 @@ __all__ = [
     "Holds",
     "Leader",
     "LeaseLost",
+    "Limit",
     "Lock",
     "NotReplicated",
     "OnLost",
@@ -77,6 +78,7 @@ _LATER = {
     "HoldRequest": "hold",
     "Holds": "primitives.all_of",
     "Leader": "primitives.leader",
+    "Limit": "models",
     "Lock": "primitives.semaphore",
     "OnLost": "options",
     "Permit": "models",

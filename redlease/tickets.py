@@ -21,14 +21,24 @@ from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 from . import clock
 from .errors import RedleaseError
 from .hold import lease_lost, lease_of
-from .models import HistoryEntry, Position, Snapshot
+from .models import HistoryEntry, LimitKind, Position, Snapshot
 from .protocol import scripts
 from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
 from .protocol.encoding import Resource, keys_pattern, pack
 from .protocol.histories import PAGE_ENTRIES, read_entries
-from .protocol.replies import Granted, Message, Queued, Status, Totals, read_totals
+from .protocol.replies import (
+    Freed,
+    Granted,
+    LimitSet,
+    Message,
+    Occupancy,
+    Queued,
+    Status,
+    Totals,
+    read_totals,
+)
 from .protocol.scripts import Script, read_lua
-from .protocol.snapshots import CHECKED_MOST, LOSSES_MOST, Reading
+from .protocol.snapshots import CHECKED_MOST, LIMIT_WORDS, LOSSES_MOST, Reading, allowed
 from .session.leases import PendingRelease, Released
 from .session.queueing import Session
 from .transport.base import USUAL
@@ -80,25 +90,6 @@ class Adopted(NamedTuple):
     weight: int
     capacity: int
     sent_ms: float
-
-
-class Freed(NamedTuple):
-    """Whether the ticket was held or queued until now, and whether the call stopped at its batch limit."""
-
-    released: bool
-    more: bool
-
-
-class Occupancy(NamedTuple):
-    """A resource in numbers.
-
-    `capacity`: 0 where nobody has used it yet; `in_use`: the weights of all holders; `waiting`: 0 where nobody waits,
-    else an upper bound.
-    """
-
-    capacity: int
-    in_use: int
-    waiting: int
 
 
 class Tickets:
@@ -356,8 +347,9 @@ class Tickets:
 
     async def occupancy(self, resource: Resource) -> Occupancy:
         """How much of the resource is in use, and how many requests wait."""
-        answer = await self._connection.call(resource, scripts.INSPECT, 0, 0, 1, "", "", "", 1)
-        return Occupancy(*answer.values[2:5])
+        values = (await self._connection.call(resource, scripts.INSPECT, 0, 0, 1, "", "", "", 1)).values
+        capacity, in_use, waiting = values[2:5]
+        return Occupancy(capacity, in_use, waiting, allowed(values[8]))
 
     async def history(self, resource: Resource, count: int) -> list[HistoryEntry]:
         """The last `count` entries of the history, the newest last, read in pages.
@@ -385,6 +377,22 @@ class Tickets:
         """Sets the capacity; returns whether there is more to do than one call may."""
         answer = await self._connection.call(resource, scripts.RESIZE, capacity, idle_ttl_ms)
         return bool(answer.values[0])
+
+    async def limit(
+        self,
+        resource: Resource,
+        kind: LimitKind,
+        key: str | None,
+        units: int | None,
+        until: str,
+        *,
+        idle_ttl_ms: int,
+        label: str,
+    ) -> LimitSet:
+        """Sets a limit, or lifts it if `units` is None; `until`: ms from now, "@" and ms since the epoch, or ""."""
+        words = (LIMIT_WORDS[kind], key or "", "" if units is None else units, until)
+        answer = await self._connection.call(resource, scripts.LIMIT, *words, idle_ttl_ms, label)
+        return LimitSet(*answer.values)
 
     # Messages
 

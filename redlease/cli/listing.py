@@ -54,5 +54,7 @@ def cells_of(each: Summary) -> tuple[str, ...]:
     if each.error is not None:
         return ("?",) * len(HEADS)
     of_all = "" if each.capacity in (None, CAPACITY_MAX) else f" of {each.capacity}"
+    if each.limit is not None:
+        of_all = f"{of_all}, limit {each.limit}" if each.limit else f"{of_all}, paused"
     spans = (each.longest_wait_ms, each.longest_hold_ms)
     return f"{units(each.in_use)}{of_all}", str(each.waiting), *("-" if ms is None else span(ms) for ms in spans)

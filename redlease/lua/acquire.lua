@@ -103,7 +103,8 @@ end
 -- Free capacity, an empty queue, nothing to reap, except for a history, which tells of losses without delay. The first write is
 -- one that a server out of memory refuses.
 local ahead = call('ZCARD', queue)
-if ahead == 0 and not record and not key and used + weight <= capacity and (not was[10] or call('ZCOUNT', holders, '-inf', now) == 0) then
+if ahead == 0 and not record and not key and used + weight <= capacity and (capacity == was_capacity or expires == 0)
+  and (not was[10] or call('ZCOUNT', holders, '-inf', now) == 0) then
   return grant()
 end
 
@@ -173,6 +174,9 @@ local more = 0
 if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
   or (record and not queued_since) then
   if not queued_since then call('HSET', state, 'c', capacity) end -- refused when out of memory, which ends the script here
+  if capacity ~= was_capacity then
+--#include limits
+  end
   if record and not queued_since then
     local its_weight, its_fence = parse(record)
     if its_fence ~= '0' then
@@ -181,7 +185,7 @@ if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
       remove_waiter(ticket)
     end
   end
-  if key and turns.limit > 0 and not queued_since then -- expired permits and dead waiters of its key, though capacity is free
+  if key and turns.limited and not queued_since then -- expired permits and dead waiters of its key, though capacity is free
     reap(BATCH)
     if used < capacity then turns.use(key, 0) end
   end

@@ -12,6 +12,7 @@ for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, 
 local shrinks = wanted < capacity
 capacity = wanted
 call('HSET', state, 'c', capacity)
+--#include limits
 local more = grant_waiting()
 if shrinks then publish_capacity() end
 commit(now, idle)

@@ -37,6 +37,7 @@ class Summary:
         longest_wait_ms: How long the first request in the queue has waited.
         fence: The last fence granted, 0 if none is known.
         history: How many entries of history are kept, 0 for none.
+        limit: How many units a limit allows to be held, 0 while the resource is paused; None if none is set.
         error: Why the resource cannot be read, and all numbers are 0 or None; else None.
     """
 
@@ -49,11 +50,13 @@ class Summary:
     fence: int
     history: int
     error: str | None = None
+    limit: int | None = None
 
 
 def is_known(snapshot: Snapshot) -> bool:
     """Returns True if the server has state of the resource; the snapshot was taken with `UNDECLARED`."""
-    return snapshot.capacity != UNDECLARED or bool(snapshot.fence or snapshot.holders or snapshot.waiters)
+    seen = snapshot.fence or snapshot.holders or snapshot.waiters or snapshot.limits
+    return snapshot.capacity != UNDECLARED or bool(seen)
 
 
 class Overview:
@@ -136,4 +139,5 @@ def _summary(name: str, totals: Totals | RedleaseError, since_ms: int) -> Summar
         now_ms - totals.queued_since_ms if totals.queued_since_ms else None,
         totals.fence,
         totals.history,
+        limit=None if totals.limit < 0 else totals.limit,
     )

@@ -29,7 +29,10 @@ def read_entry(entry: list[Any]) -> HistoryEntry:
     id_, words = entry[0].decode(), [word.decode(errors="replace") for word in entry[1]]
     fields = dict(zip(words[::2], words[1::2], strict=True))
     event, weight, span_ms = cast("Event", fields["e"]), int(fields["w"]), int(fields["m"])
-    resized, waited = event == "resized", event == "granted" or (event == "forced" and fields["f"] == "0")
+    resized, waited = (
+        event in {"resized", "limited", "lifted"},
+        event == "granted" or (event == "forced" and fields["f"] == "0"),
+    )
     owner = _decode(fields["o"])[0] if fields["o"] else ""
     if not isinstance(owner, str):
         raise TypeError(f"{owner!r} is no name")
@@ -43,5 +46,5 @@ def read_entry(entry: list[Any]) -> HistoryEntry:
         0 if resized else weight,
         waited_ms=span_ms if waited else None,
         held_ms=None if waited or resized else span_ms,
-        capacity=weight if resized else None,
+        capacity=weight if resized and event != "lifted" else None,
     )

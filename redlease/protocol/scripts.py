@@ -30,7 +30,8 @@ class Script:
 
 
 # What a line `--#include` stands for.
-PARTS = {"state": ("state",), "queue": ("queue", "turns"), "share": ("share",)}
+LOOKS = frozenset(("check", "history", "inspect", "position", "totals"))  # write nothing; in a folder of their own
+PARTS = {"state": ("state",), "queue": ("queue", "turns"), "share": ("share",), "limits": ("limits",)}
 
 
 @cache
@@ -43,7 +44,7 @@ def operation(
     name: str, args: str, *, package: str = "redlease", keys: int = 4, deliver_after_pushes: bool = False
 ) -> Script:
     """Makes an operation from a file in the `lua` directory of a package; `keys`: with those of the resource."""
-    text = read_lua("redlease", "parts/prelude") + read_lua(package, name)
+    text = read_lua("redlease", "parts/prelude") + read_lua(package, f"looks/{name}" if name in LOOKS else name)
     for part, files in PARTS.items():
         text = text.replace(f"--#include {part}\n", "".join(read_lua("redlease", f"parts/{file}") for file in files))
     return Script(name, args, stripped(text), keys, deliver_after_pushes=deliver_after_pushes)
@@ -70,6 +71,7 @@ ADOPT = operation("adopt", "ticket fence request place lease_ms refence idle_ttl
 BEAT = operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
 REDUCE = operation("reduce", "ticket fence weight idle_ttl_ms")
 RESIZE = operation("resize", "capacity idle_ttl_ms")
+LIMIT = operation("limit", "kind key units until idle_ttl_ms label")
 INSPECT = operation("inspect", "most_holders most_waiters bytes after_deadline after_ticket after_entry most_counted")
 TOTALS = operation("totals", "most")
 HISTORY = operation("history", "before most")
@@ -77,4 +79,19 @@ POSITION = operation("position", "ticket")
 CHECK = operation("check", "ticket fence")
 WATCH = operation("watch", "watch_ms")
 PROBE = Script("probe", "channel", read_lua("redlease", "probe"))
-SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, REDUCE, RESIZE, INSPECT, TOTALS, HISTORY, POSITION, CHECK, WATCH)
+SCRIPTS = (
+    ACQUIRE,
+    RELEASE,
+    RENEW,
+    ADOPT,
+    BEAT,
+    REDUCE,
+    RESIZE,
+    LIMIT,
+    INSPECT,
+    TOTALS,
+    HISTORY,
+    POSITION,
+    CHECK,
+    WATCH,
+)

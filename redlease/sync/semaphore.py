@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import redlease
 from redlease import limits
-from redlease.limits import Duration
+from redlease.limits import Duration, Until
 from redlease.models import HistoryEntry, Permit, Position, Snapshot
 from redlease.protocol.histories import HISTORY_COUNT
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
@@ -218,6 +218,34 @@ class Semaphore(Bound[redlease.Semaphore]):
     def resize(self, capacity: int) -> None:
         """Sets the capacity; as `redlease.Semaphore.resize`."""
         self._client.call(lambda: self._twin.resize(capacity))
+
+    def limit(
+        self,
+        capacity: int | None = None,
+        *,
+        per_key: int | None = None,
+        key: str | None = None,
+        until: Until = None,
+        reason: str = "",
+    ) -> None:
+        """Limits how many units may be held, whatever processes declare; as `redlease.Semaphore.limit`."""
+        self._client.call(lambda: self._twin.limit(capacity, per_key=per_key, key=key, until=until, reason=reason))
+
+    def unlimit(self, *, key: str | None = None) -> bool:
+        """Lifts what `limit` and `hold_back` have set; as `redlease.Semaphore.unlimit`."""
+        return self._client.call(lambda: self._twin.unlimit(key=key))
+
+    def pause(self, *, until: Until = None, reason: str = "") -> None:
+        """Grants nothing until that ends or `unpause`; as `redlease.Semaphore.pause`."""
+        self._client.call(lambda: self._twin.pause(until=until, reason=reason))
+
+    def unpause(self) -> bool:
+        """Ends a pause; returns whether there was one."""
+        return self._client.call(self._twin.unpause)
+
+    def hold_back(self, key: str | None, delay: Duration, *, reason: str = "") -> None:
+        """Grants nothing of that key so long; as `redlease.Semaphore.hold_back`."""
+        self._client.call(lambda: self._twin.hold_back(key, delay, reason=reason))
 
     def release_all(self, *, queue: bool = False) -> int:
         """Releases the permits of all holders, with `queue` first all waiters; returns how many."""

@@ -84,6 +84,41 @@ class Delay:
         return b"\xff%d %b" % (self.ended, self.ticket.encode())
 
 
+@dataclass
+class Limit:
+    """How many units may be held until then; all times in ms.
+
+    Attributes:
+        name: What stands for it among the holders.
+        units: How many.
+        until: When it ends.
+        since: When it was set.
+        kind: "limit", "pause", "back" or "each".
+        key: Of which; empty for each, and for the whole resource.
+    """
+
+    name: bytes
+    units: int
+    until: int
+    since: int
+    kind: str
+    key: str = ""
+
+    @property
+    def of_keys(self) -> bool:
+        """Whether it is of one key, or of each."""
+        return bool(self.key) or self.kind == "each"
+
+    def kept(self, capacity: int) -> int:
+        """Return how many units of a capacity it keeps from everybody, as a permit for them would."""
+        return 0 if self.of_keys else max(0, capacity - self.units)
+
+    @classmethod
+    def named(cls, kind: str, key: str) -> bytes:
+        """Return the name of a limit."""
+        return b"\xff" + (f"{kind} {key}" if key else kind).encode()
+
+
 class Asked(NamedTuple):
     """What the argument `weight` of an acquire says; None leaves a setting of the resource as it is."""
 

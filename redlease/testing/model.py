@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from redlease.protocol.replies import Status
+from redlease.protocol.snapshots import FOR_GOOD_MS
 
-from .entries import Entry, claimed, claimed_by_waiter, is_late, read_asked
+from .entries import Entry, Limit, claimed, claimed_by_waiter, is_late, read_asked
 from .resource import ResourceState
 
 Reply = list[Any]  # what a call replies after its tag
@@ -77,7 +78,8 @@ class Model(ResourceState):
             self.limit_keys(per_key)
             return self.repeat_held(live, request, place, lease, idle)
         wanted, declared = self.terms(capacity, arrival)
-        at_once = not known and not self.queue and self.used() + weight <= wanted and not key
+        is_same = wanted == self.capacity or not self.kept_until
+        at_once = not known and not self.queue and self.used() + weight <= wanted and not key and is_same
         limit = self.turns.limit if per_key is None else per_key
         if not at_once and (
             refused := self.refusal(weight, wanted, limit if key else 0, place if waiter_lease else "")
@@ -282,6 +284,29 @@ class Model(ResourceState):
         self.advance()
         self.keep(idle)
         return [0]
+
+    def limit(self, kind: str, key: str, units: int | str, until: str, idle: int) -> Reply:
+        """Set or lift a limit, which outranks what processes declare."""
+        name = Limit.named(kind, key)
+        before = self.limits.get(name)
+        ends = int(until[1:]) if until.startswith("@") else self.now + int(until or FOR_GOOD_MS)
+        if units == "":
+            ends = before.until if before else 0
+        if ends <= self.now:
+            return [0, 0]
+        if before:
+            del self.limits[name]
+            self.turns.limits = [limit for limit in self.turns.limits if limit is not before]
+        limit = Limit(name, int(units or 0), ends, self.now, kind, key)
+        if units != "":
+            self.limits[name] = limit
+            self.turns.limits += [limit] if limit.of_keys else []
+        if limit.of_keys:
+            self.look_again(key)
+        self.advance()
+        self.kept_until = 0  # the keys need not outlive a limit that ends earlier now
+        self.keep(idle)
+        return [ends, 0]
 
     def watch(self, watch_ms: int) -> Reply:
         """Have changes published, for which the server keeps the keys as long."""

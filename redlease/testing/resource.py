@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Self
 
-from .entries import Delay, Entry
+from .entries import Delay, Entry, Limit
 from .turns import Turns
 
 
@@ -29,6 +30,7 @@ class ResourceState:
         delays: Those that do.
         lasted: How long holds lasted of late whose release others waited for, if there were any.
         turns: The turns that keys take.
+        limits: What outranks the capacity, by name; those of keys are in `turns` too.
     """
 
     clock: int = 0
@@ -46,6 +48,7 @@ class ResourceState:
     delays: list[Delay] = field(default_factory=list)
     lasted: float | None = None
     turns: Turns = field(default_factory=Turns)
+    limits: dict[bytes, Limit] = field(default_factory=dict)
 
     # Time, and what it ends
 
@@ -62,7 +65,7 @@ class ResourceState:
         """The keys are kept for `idle` ms past now and the last fence, and as long as anything in them lasts."""
         ends = [self.now + idle, self.fence // 1000 + idle]
         ends += [held.deadline for held in self.held.values()]
-        ends += [*self.places.values(), *self.tombstones.values()]
+        ends += [*self.places.values(), *self.tombstones.values(), *(limit.until for limit in self.limits.values())]
         self.kept_until = max(self.kept_until, *ends)
         self.note_keys()
 
@@ -73,8 +76,8 @@ class ResourceState:
 
     @property
     def has_keys(self) -> bool:
-        """Whether a ticket has a key."""
-        return any(entry.key for entry in (*self.users(), *self.queue.values()))
+        """Whether a ticket has a key, or a limit is one of keys."""
+        return bool(self.turns.limits) or any(entry.key for entry in (*self.users(), *self.queue.values()))
 
     def is_live(self, entry: Entry) -> bool:
         """Tell whether the lease of a permit, or one of the places of a waiter, is unexpired."""
@@ -87,8 +90,9 @@ class ResourceState:
     # Capacity and the queue
 
     def used(self) -> int:
-        """Return the units in use, those of expired permits that no call has removed yet among them."""
-        return sum(user.weight for user in self.users())
+        """Return the units in use, or kept back; those of what has expired among them, until a call removes it."""
+        kept = sum(limit.kept(self.capacity) for limit in self.limits.values())
+        return kept + sum(user.weight for user in self.users())
 
     def users(self) -> list[Entry | Delay]:
         """Return what is in use: the permits, and what stands for expired ones."""
@@ -110,6 +114,20 @@ class ResourceState:
             self.give_turn(delay.key)
         for held in [held for held in self.held.values() if not self.is_live(held)]:
             self.remove(held)
+        for name in [name for name, limit in self.limits.items() if limit.until <= self.now]:
+            self.lift(name)
+
+    def lift(self, name: bytes) -> None:
+        """Remove a limit."""
+        limit = self.limits.pop(name)
+        if limit.of_keys:
+            self.turns.limits.remove(limit)
+            self.look_again(limit.key)
+
+    def look_again(self, key: str) -> None:
+        """Give a key a turn if it may have one now; with the key "" each key that has none."""
+        for each in [key] if key else list(self.turns.numbers):
+            self.give_turn(each)
 
     def next_fence(self) -> int:
         """Return a fence above all before it."""
@@ -156,9 +174,8 @@ class ResourceState:
     @property
     def has_expired(self) -> bool:
         """Whether `reap` would remove something."""
-        return any(not self.is_live(held) for held in self.held.values()) or any(
-            delay.until <= self.now for delay in self.delays
-        )
+        until = [*(delay.until for delay in self.delays), *(limit.until for limit in self.limits.values())]
+        return any(not self.is_live(held) for held in self.held.values()) or min(until, default=math.inf) <= self.now
 
     def take(self, queued: Entry) -> None:
         """Grant a waiter, whose turn it is."""
@@ -179,7 +196,7 @@ class ResourceState:
 
     def make_way(self, weight: int, key: str) -> None:
         """Grant the queue before a request is refused or queued, and remove expired permits if it does not fit then."""
-        if key and self.turns.limit:
+        if key and (self.turns.limit or self.turns.limits):
             self.reap()
             if self.used() < self.capacity:
                 self.give_turn(key)
@@ -189,7 +206,8 @@ class ResourceState:
 
     def soonest(self) -> int:
         """Return the ms until an expiry can let a waiter proceed; -1: there is none."""
-        ends = [*(held.deadline for held in self.held.values()), *(delay.until for delay in self.delays)]
+        ends = [held.deadline for held in self.held.values()]
+        ends += [*(delay.until for delay in self.delays), *(limit.until for limit in self.limits.values())]
         first = self.turns.first(list(self.queue.values()))
         if first is not None and self.used() < self.capacity:
             ends.append(self.place_ends(first) or self.now)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .entries import Delay, Entry
+    from .entries import Delay, Entry, Limit
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Turns:
         is_raised: Whether keys that waited at their limit are to be looked at again.
         numbers: In which order the keys came that hold or wait.
         drawn: The last of the numbers.
+        limits: What an operator allows a key, or each, whatever `limit` is.
     """
 
     virtual: int = 0
@@ -35,6 +36,7 @@ class Turns:
     is_raised: bool = False
     numbers: dict[str, int] = field(default_factory=dict)
     drawn: int = 0
+    limits: list[Limit] = field(default_factory=list)
 
     def waiting(self, queue: Iterable[Entry], key: str) -> list[Entry]:
         """Return the waiters of a key, in their order."""
@@ -49,9 +51,17 @@ class Turns:
         """Tell whether a waiter is heavier than its key may ever be."""
         return bool(queued.key and 0 < self.limit < queued.weight)
 
+    def most(self, key: str) -> int | None:
+        """Return how many units a key may have; None for any number."""
+        found = {(limit.kind, limit.key): limit.units for limit in self.limits}
+        if ("back", key) in found:
+            return 0
+        return found.get(("limit", key), found.get(("each", ""), self.limit or None))
+
     def over_limit(self, users: Iterable[Entry | Delay], key: str, weight: int) -> bool:
         """Tell whether a key may not have so many units more."""
-        return bool(key and self.limit and sum(user.weight for user in users if user.key == key) + weight > self.limit)
+        most = self.most(key) if key else None
+        return most is not None and sum(user.weight for user in users if user.key == key) + weight > most
 
     def give_turn(self, queue: Iterable[Entry], users: list[Entry | Delay], key: str, begun: int | None = None) -> None:
         """Give a tag to the first waiter of a key, from the virtual time `begun` on, if none of its key has one."""

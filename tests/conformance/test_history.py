@@ -118,8 +118,8 @@ async def test_what_operators_do(client: Redlease) -> None:
         ("forced", 0, None),
         ("resized", 0, 3),
         ("forced", held.fence, None),
-        ("granted", following.fence, None),
         ("resized", 0, 5),
+        ("granted", following.fence, None),
     ]
     assert entries[0].ticket == waiter.ticket
     assert entries[0].waited_ms is not None

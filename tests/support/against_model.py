@@ -6,6 +6,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from redlease.protocol.replies import Status
+from redlease.testing.entries import Limit
 
 if TYPE_CHECKING:
     from redlease.testing.entries import Entry
@@ -72,7 +73,7 @@ class Judge:
         if not capacity and self.model.capacity:
             self._forget()
         expected = snapshot(self.model)
-        assert state[2:8] == expected, f"inspect told {state[2:8]}, and the model {expected}"
+        assert state[2:] == expected, f"inspect told {state[2:]}, and the model {expected}"
 
     def _forget(self) -> None:
         """The server has deleted the resource, which it may do when nothing is left of it and its time is over."""
@@ -98,13 +99,25 @@ def snapshot(model: Model) -> Reply:
     held = [(each.deadline, each.ticket.encode(), record(each)) for each in model.held.values() if model.is_live(each)]
     delays = [delay for delay in model.delays if delay.until > model.now]
     held += [(each.until, each.name, b"%d 0 0 %d - - " % (each.weight, each.since)) for each in delays]
+    held += [
+        (each.until, each.name, limit_record(model, each)) for each in model.limits.values() if each.until > model.now
+    ]
     in_use = sum(each.weight for each in model.held.values() if each.deadline + model.lock_delay > model.now)
     waiters = [queued for queued in model.waiters() if model.is_live(queued)]
+    named = [model.limits.get(Limit.named(kind, "")) for kind in ("limit", "pause", "back", "each")]
+    of_resource = [limit for limit in named if limit and limit.until > model.now]
     return [
         *(model.fence, model.capacity, in_use + sum(delay.weight for delay in delays), len(waiters)),
         [part for deadline, name, text in sorted(held) for part in (name, deadline, text)],
         [part for each in waiters for part in (each.ticket.encode(), record(each))],
+        [],
+        [part for each in of_resource for part in (each.name, each.until, limit_record(model, each))],
     ]
+
+
+def limit_record(model: Model, limit: Limit) -> bytes:
+    """Return the record of a limit."""
+    return f"{limit.kept(model.capacity)} 0 {limit.units} {limit.since} - - {LABEL}".encode()
 
 
 def record(entry: Entry) -> bytes:

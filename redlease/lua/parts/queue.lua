@@ -54,6 +54,7 @@ local function remove_holder(ticket, weight)
   if key then
     turns.use(key, -weight)
     turns.remove(ticket)
+    if weight == 0 then turns.lifted(key) end
   end
 end
 

@@ -17,8 +17,9 @@ local function read(ticket)
   record = was[9]
   if was[12] then turns.limit = tonumber(was[12]) end
   if was[11] then
-    local count, virtual, start, numbers, raised = string.match(was[11], '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
-    turns.count, turns.virtual, turns.start, turns.numbers, turns.raised = count + 0, virtual + 0, start + 0, numbers + 0, raised + 0
+    local count, virtual, start, numbers, raised, limits = string.match(was[11], '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+    turns.count, turns.virtual, turns.start, turns.numbers = count + 0, virtual + 0, start + 0, numbers + 0
+    turns.raised, turns.limits = raised + 0, limits + 0
   end
 end
 

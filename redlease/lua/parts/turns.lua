@@ -16,7 +16,8 @@
 if turns.count > 0 or turns.key then (function() -- a function of its own, so that its locals enlarge no other call's stack
 local HEADS, REST = 2251799813685248, 4503599627370496 -- 2^51 and 2^52, so that tags and numbers are whole
 local ONE = 1000 -- a unit at share 1: tags are whole numbers
-if not was[11] then turns.virtual, turns.start, turns.numbers = 0, 0, 0 end
+if not was[11] then turns.virtual, turns.start, turns.numbers, turns.limits = 0, 0, 0, 0 end
+turns.limited = turns.limit > 0 or turns.limits > 0
 
 local function cost(weight, share)
   return math.max(1, math.min(2 ^ 31, math.floor(weight * ONE / share + 0.5)))
@@ -58,8 +59,19 @@ local function first_of_rest(number)
   return number > 0 and call('ZRANGEBYSCORE', queue, score, score, 'LIMIT', 0, 1)[1]
 end
 
-local function over_limit(held, weight)
-  return turns.limit > 0 and held + weight > turns.limit
+-- Returns how many units a key may have: 0 while it is held back, else its own limit, that for each key, or the declared one.
+local function limit_of(key)
+  if turns.limits > 0 then
+    if call('HGET', state, 't\255back ' .. key) then return 0 end
+    local _, _, units = parse(call('HGET', state, 't\255limit ' .. key) or call('HGET', state, 't\255each') or '')
+    if units then return tonumber(units) end
+  end
+  return turns.limit > 0 and turns.limit
+end
+
+local function over_limit(key, held, weight)
+  local most = limit_of(key)
+  return most and held + weight > most
 end
 
 -- Forgets a ticket that neither holds nor waits any more.
@@ -91,7 +103,7 @@ end
 local function write_key(key, held, number, head, from)
   local member, weight
   if head == '' then member, weight = next_of_rest(number) end
-  if member and not over_limit(held, weight) then
+  if member and not over_limit(key, held, weight) then
     local _, _, share = turns.of(turns.ticket(member))
     call('ZADD', queue, score_of(from + cost(weight, share)), member)
     head = member
@@ -115,6 +127,19 @@ function turns.use(key, units)
   write_key(key, held + units, number, head, turns.virtual)
 end
 
+-- Gives a key a first waiter if it may have one now; with the key '' all keys that have none.
+function turns.look_again(key)
+  if key ~= '' then return turns.use(key, 0) end
+  turns.raised = 1
+  turns.raise(BATCH)
+end
+
+-- Notes that a limit for a key is over; '' for each key.
+function turns.lifted(key)
+  turns.limits = turns.limits - 1
+  turns.look_again(key)
+end
+
 -- Returns the virtual time at which the first waiter of a key became the first, or a new one would.
 local function started(head)
   if head == '' then return turns.virtual end
@@ -135,7 +160,7 @@ function turns.before_all(key, weight, sequence, ticket, share)
   local held, number, head = read_key(key)
   local member, score = turns.member(sequence, ticket), format('%.0f', REST + number)
   local tag, rest = started(head) + cost(weight, share), first_of_rest(number)
-  local is_first = not over_limit(held, weight) and (head == '' or member < head) and (not rest or member < rest)
+  local is_first = not over_limit(key, held, weight) and (head == '' or member < head) and (not rest or member < rest)
   if is_first and (not lowest or tag < lowest or entry == head) then return tag, 0 end
   return nil, call('ZCOUNT', queue, score_of(0), score_of(tag)) + call('ZCOUNT', queue, score, score)
 end
@@ -204,7 +229,7 @@ end
 -- Puts the first waiter of a key back if the limit of its key has become too low for it; returns whether it did.
 function turns.park(member, key, weight)
   local held, number = read_key(key)
-  if not over_limit(held, weight) then return false end
+  if not over_limit(key, held, weight) then return false end
   call('ZADD', queue, format('%.0f', REST + number), member)
   call('HSET', state, 'q' .. key, format('%d %d ', held, number))
   return true
@@ -240,7 +265,7 @@ end
 -- Writes how many tickets have a key and how far their turns are, if that has changed.
 function turns.store()
   local text = turns.count > 0
-    and format('%d %.0f %.0f %.0f %.0f', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised)
+    and format('%d %.0f %.0f %.0f %.0f %d', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised, turns.limits)
   if text and text ~= was[11] then call('HSET', state, 'g', text) end
   if was[11] and not text then call('HDEL', state, 'g') end
   was[11] = text

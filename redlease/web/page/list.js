@@ -87,7 +87,8 @@ function updateRow(row, each, since) {
   const [name, held, waiting, wait, hold] = row.children;
   const limited = each.capacity !== null && each.capacity !== UNLIMITED;
   const share = limited ? Math.min(1, each.in_use / each.capacity) : Math.min(1, each.in_use);
-  setText(held.lastElementChild, limited ? `${units(each.in_use)} of ${units(each.capacity)}` : units(each.in_use));
+  const limit = each.limit === null ? "" : each.limit ? `, limit ${each.limit}` : ", paused";
+  setText(held.lastElementChild, (limited ? `${units(each.in_use)} of ${units(each.capacity)}` : units(each.in_use)) + limit);
   held.firstElementChild.firstElementChild.style.transform = `scaleX(${share})`;
   setText(waiting, each.waiting ? each.waiting.toLocaleString("en") : "–");
   setText(wait, each.longest_wait_ms === null ? "–" : span(each.longest_wait_ms + since));

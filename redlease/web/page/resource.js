@@ -60,7 +60,13 @@ export function drawResource() {
 function factsOf(snapshot) {
   const of = isLimited(snapshot) ? ` of ${units(snapshot.capacity)}` : "";
   const fence = snapshot.fence || "unknown";
-  return `${units(snapshot.in_use)}${of} held · ${snapshot.waiting.toLocaleString("en")} waiting · last fence ${fence}`;
+  const facts = `${units(snapshot.in_use)}${of} held · ${snapshot.waiting.toLocaleString("en")} waiting · last fence ${fence}`;
+  return [facts, ...snapshot.limits.map(limitOf)].join(" · ");
+}
+
+function limitOf({ kind, units: most, key, owner, reason }) {
+  const what = { limit: `limited to ${most}`, per_key: `each key limited to ${most}`, pause: "paused", hold_back: "held back" }[kind];
+  return `${key === null ? "" : `key ${plain(key)} `}${what} by ${plain(owner)}${reason ? `: ${plain(reason)}` : ""}`;
 }
 
 const isLimited = (snapshot) => snapshot.capacity !== null && snapshot.capacity !== UNLIMITED;

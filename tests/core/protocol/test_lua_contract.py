@@ -240,7 +240,7 @@ class Chunk:
     def _string(self) -> str:
         length = self._take(self.size_format)
         self.at += length
-        return self.data[self.at - length : self.at - 1].decode() if length else ""
+        return self.data[self.at - length : self.at - 1].decode(errors="replace") if length else ""
 
     def _function(self) -> None:
         function = Function()

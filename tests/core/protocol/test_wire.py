@@ -207,7 +207,7 @@ def test_snapshots(rows: list[tuple[str, int, int]]) -> None:
             f"{weight} {fence} 30 10 c|1 r-1 {arguments.label('o', {})}".encode(),
         ]
     reading = Reading("r", 3, 100)
-    reading.add([17, 9, 0, 0, 0, held, [], []])
+    reading.add([17, 9, 0, 0, 0, held, [], [], []])
     assert reading.args is None
     snapshot = reading.snapshot()
     assert (snapshot.capacity, snapshot.server_time_ms, snapshot.fence, snapshot.waiters) == (3, 17, 9, ())

@@ -4,9 +4,10 @@
 --       (bytes: the approximate size limit of the reply; the next three: where the previous page ended, "" for the first;
 --       most_counted: past so many live waiters the others are counted without a check)
 -- Reply: {tag, now, fence, capacity, in_use, waiting, {ticket, deadline, record, ...}, {ticket, record, ...}, {deadline, ticket,
---        entry}}; the last list is the last three arguments of the next page, {} if there is none
---        (in_use: the weights of all holders; those with fence 0 stand for a lock delay; waiting: how many wait; dead ones past
---        the first 5,000 requests are counted until the queue reaches them, and all are before the last page)
+--        entry}, {name, deadline, record, ...}}; the last list but one is the last three arguments of the next page, {} if there is
+--        none; the last one is the limits of the resource, those of keys are among the holders, see parts/limits.lua
+--        (in_use: the weights of all holders; those with fence 0 stand for a lock delay or a limit; waiting: how many wait; dead ones
+--        past the first 5,000 requests are counted until the queue reaches them, and all are before the last page)
 -- Cost: O(b + c + log n) for a reply of b entries, with c waiters checked.
 local tag, most_holders, most_waiters, bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local after_deadline, after_ticket = tonumber(ARGV[5]), ARGV[6]
@@ -21,6 +22,16 @@ local delay = #lapsed > 0 and tonumber(call('HGET', state, 'y') or 0) or 0
 for i = 1, #lapsed, 2 do
   local text = call('HGET', state, 't' .. lapsed[i])
   if string.byte(lapsed[i]) == 255 or lapsed[i + 1] + delay <= now then used = used - (text and parse(text) or 1) end
+end
+
+-- The limits of the resource: what they keep from others, nobody uses.
+local limits, names = {}, {'\255limit', '\255pause', '\255back', '\255each'}
+for i, text in ipairs(call('HMGET', state, 't' .. names[1], 't' .. names[2], 't' .. names[3], 't' .. names[4])) do
+  local ends = text and tonumber(call('ZSCORE', holders, names[i]) or 0)
+  if ends and ends > now then
+    limits[#limits + 1], limits[#limits + 2], limits[#limits + 3] = names[i], ends, text
+    used = used - parse(text)
+  end
 end
 
 -- The rank of the first live holder after the previous page; the last holder of that page may be gone or renewed since.
@@ -87,4 +98,4 @@ local after = {}
 if more then
   after = {after_deadline and format('%.17g', after_deadline) or '', after_ticket, after_entry and after_score .. ' ' .. after_entry or ''}
 end
-return {tag, now, fence, capacity, math.max(0, used), waiting, held, queued, after}
+return {tag, now, fence, capacity, math.max(0, used), waiting, held, queued, after, limits}
