@@ -10,7 +10,7 @@ TEMPORAL_JOBS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SOURCES := pyproject.toml README.md LICENSE $(shell find redlease adapters -type f -not -path '*/__pycache__/*')
+SOURCES := pyproject.toml README.md LICENSE $(shell find redlease adapters/redlease_temporal -type f -not -path '*/__pycache__/*')
 WHEEL = $(wildcard dist/redlease-*.whl)
 
 # The Redis 6.2 server of this wheel is the same for every Python, so the wheel for one Python serves all of them.
@@ -88,6 +88,7 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make te
 	@{ $(BIN)/python tests/support/temporal_cli.py && $(BIN)/python tests/support/temporal_built.py && \
 	    $(BIN)/python tests/support/time_skipping.py; } >/dev/null || \
 	    echo "Without them the tests of the Temporal adapter fail."
+	@$(BIN)/python tests/support/typescript.py >/dev/null || echo "Without it the tests of the TypeScript client fail."
 	@status=0; \
 	$(PYTEST) --numprocesses $(JOBS) --tier rest --ignore=tests/temporal || status=$$?; \
 	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) --tier rest tests/temporal || status=$$?; \

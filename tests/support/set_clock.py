@@ -80,12 +80,13 @@ class FakeEngine:
         """Return what the keys contain, and when they expire in ms."""
         client: Any = self.client
         found = {}
-        with mock.patch.object(time, "time", return_value=now_us / 1_000_000):
+        now_ms = now_us // 1000  # a part of a ms would be rounded twice
+        with mock.patch.object(time, "time", return_value=now_ms / 1000):
             for number, (part, key) in enumerate(zip(Resource.PARTS, KEYS, strict=True)):
                 stored = dict(client.zrange(key, 0, -1, withscores=True)) if number else client.hgetall(key)
                 contains = {name.decode("latin-1"): as_json(value) for name, value in stored.items()}
                 if contains:
-                    found[part.decode()] = {"expires_at_ms": now_us // 1000 + client.pttl(key), "contains": contains}
+                    found[part.decode()] = {"expires_at_ms": now_ms + client.pttl(key), "contains": contains}
         return found
 
 
