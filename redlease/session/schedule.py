@@ -84,16 +84,18 @@ class Schedule:
     def _add(self, moment_ms: float) -> None:
         heapq.heappush(self._moments, moment_ms)
         if self._timer is None or moment_ms < self._timer_ms:
-            self._arm(clock.now_ms())
+            self._arm()
 
-    def _arm(self, now_ms: float) -> None:
+    def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._moments:
+            # The loop's clock first: should the process stand still before the other is read, or after, the timer is early.
+            loop = asyncio.get_running_loop()
+            armed_at, now_ms = loop.time(), clock.now_ms()
             self._timer_ms = min(self._moments[0], now_ms + LOOK_MS)
-            delay = max(0.0, self._timer_ms - now_ms) / 1000
-            self._timer = asyncio.get_running_loop().call_later(delay, self._turn)
+            self._timer = loop.call_at(armed_at + max(0.0, self._timer_ms - now_ms) / 1000, self._turn)
 
     def _turn(self) -> None:
         self._timer, now_ms = None, self._timer_ms
@@ -110,7 +112,7 @@ class Schedule:
             report(error)
         finally:
             if not self._closed:
-                self._arm(now_ms)
+                self._arm()
 
     def _sweep(self) -> None:
         """Removes the moments without items, before they outnumber the others."""
