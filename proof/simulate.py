@@ -24,7 +24,6 @@ from stories import Actor, Story
 from redlease.testing.simulation.exploring import shrunk
 
 CHUNK = 50  # how many histories a process simulates before it reports
-SHOWN = 40
 
 
 @dataclass
@@ -49,11 +48,11 @@ def failure(story: Story, engine: str) -> BaseException | None:
     return None
 
 
-def simulate_some(seeds: list[str], engine: str) -> Simulated:
-    """Simulate the stories of these seeds."""
+def simulate_some(drawn: list[str], engine: str, violations: int = 0) -> Simulated:
+    """Simulate the stories of these seeds, or of the first ones with so many violations."""
     logging.disable(logging.CRITICAL)  # redlease warns of every loss
     done = Simulated()
-    for seed in seeds:
+    for seed in drawn:
         story = stories.draw(seed)
         done.counts.update(f"fault: {fault.kind}" for fault in story.faults)
         try:
@@ -64,13 +63,20 @@ def simulate_some(seeds: list[str], engine: str) -> Simulated:
         else:
             done.counts.update(calls=report.calls, grants=report.grants, losses=report.losses)
         done.counts["histories"] += 1
+        if violations and len(done.violations) >= violations:
+            break
     return done
 
 
+def seeds(count: int, first: str = "") -> list[str]:
+    """Return so many seeds: the numbers from 0, with `first` before them."""
+    return [f"{first}{number}" for number in range(count)]
+
+
 def simulate_all(count: int, first: str = "", engine: str = "model", jobs: int = 2) -> Simulated:
-    """Simulate so many histories, whose seeds are the numbers from 0 with `first` before them."""
-    seeds = [f"{first}{number}" for number in range(count)]
-    chunks = [seeds[at : at + CHUNK] for at in range(0, count, CHUNK)]
+    """Simulate so many histories in several processes."""
+    drawn = seeds(count, first)
+    chunks = [drawn[at : at + CHUNK] for at in range(0, count, CHUNK)]
     done = Simulated()
     with ProcessPoolExecutor(jobs) as pool:
         for some in pool.map(simulate_some, chunks, [engine] * len(chunks)):
@@ -137,12 +143,16 @@ def main() -> None:
     parser.add_argument("--engine", choices=("model", "scripts"), default="model", help="what answers (model)")
     parser.add_argument("--seed", help="simulate this one, and shrink it if it breaks a promise")
     parser.add_argument("--first", default="", help="what the seeds begin with, to draw others")
+    parser.add_argument("--until-found", action="store_true", help="stop at the first violation, in one process")
     parser.add_argument("--jobs", type=int, default=2, help="how many processes (2)")
     options = parser.parse_args()
     if options.seed is not None:
         sys.exit(replay(options.seed, options.engine))
     began = time.monotonic()
-    done = simulate_all(options.histories, options.first, options.engine, options.jobs)
+    if options.until_found:
+        done = simulate_some(seeds(options.histories, options.first), options.engine, violations=1)
+    else:
+        done = simulate_all(options.histories, options.first, options.engine, options.jobs)
     sys.stdout.write("\n".join(described(done, time.monotonic() - began)) + "\n")
     sys.exit(bool(done.violations))
 

@@ -15,6 +15,9 @@ LEASE, WAITER_LEASE = 2.0, 1.5
 BEGIN_WITHIN, FAULTS_WITHIN = 0.5, 6.0
 LIMIT = 120.0  # within which everybody must have been served, long after the last fault
 SETTLES = 10.0  # after the last fault: until then everything has lapsed that nobody keeps
+# After these, what a client gives up is gone as soon as it has reached the server, before it would lapse by itself.
+GENTLE = {"cut", "lose_reply", "double_reply", "lose_message", "double_message", "delay_message"}
+GENTLY_SETTLES = 0.5
 EXPECTED = (AcquireTimeout, LeaseLost, Unavailable)
 
 
@@ -54,8 +57,9 @@ class Story:
 
     @property
     def calm_at(self) -> float:
-        """When nobody is left of what the faults have left behind."""
-        return max((fault.at + abs(fault.seconds) for fault in self.faults), default=0.0) + SETTLES
+        """When nothing is left of what faults have left behind; 0 if they leave nothing behind."""
+        rough = [fault.at + abs(fault.seconds) for fault in self.faults if fault.kind not in GENTLE]
+        return max(rough) + SETTLES if rough else 0.0
 
 
 def draw(seed: str) -> Story:
@@ -143,7 +147,7 @@ def simulate(story: Story, engine: Any = "model") -> Report:
             async with asyncio.TaskGroup() as group:
                 for actor in actors:
                     group.create_task(act(pool, actor.steps))
-            await asyncio.sleep(max(0.0, story.calm_at - simulation.now))
+            await asyncio.sleep(max(GENTLY_SETTLES, story.calm_at - simulation.now))
 
         return main
 

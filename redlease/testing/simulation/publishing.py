@@ -46,10 +46,10 @@ class PublishingModel(Model):
             for place, _ in queued.claims:
                 self.publish(place, f"l 0 {self.state_key}")
 
-    def publish_capacity(self, before: int) -> None:
-        """Tell the clients that wait of a smaller capacity."""
+    def publish_capacity(self, before: int, places: dict[str, int]) -> None:
+        """Tell the clients that had these places of a smaller capacity."""
         if self.capacity < before:
-            for place, ends in sorted(self.places.items(), key=lambda known: (known[1], known[0])):
+            for place, ends in places.items():
                 if ends > self.now:
                     self.publish(place, f"c {self.capacity} {self.state_key}")
 
@@ -72,10 +72,10 @@ class PublishingModel(Model):
 
     def acquire(self, *args: object) -> Reply:  # type: ignore[override]
         """Request, which may declare a smaller capacity or make a lease end earlier."""
-        before, held = self.capacity, self.held.get(str(args[0]))
+        before, places, held = self.capacity, dict(self.places), self.held.get(str(args[0]))
         was_until = held.deadline if held else 0
         reply = super().acquire(*args)  # type: ignore[arg-type]
-        self.publish_capacity(before)
+        self.publish_capacity(before, places)
         if held and held is self.held.get(held.ticket) and held.deadline < was_until:
             self.publish_to_head()
         return reply
@@ -121,5 +121,5 @@ class PublishingModel(Model):
         """Set the capacity, and tell of a smaller one."""
         before = self.capacity
         reply = super().resize(capacity, idle)
-        self.publish_capacity(before)
+        self.publish_capacity(before, self.places)
         return reply
