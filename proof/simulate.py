@@ -1,8 +1,8 @@
 """Simulates histories from seeds, or replays one and shrinks it to what it needs to break a promise.
 
-    python proof/simulate.py --histories 1000           # seeds 0 to 999, on the model
-    python proof/simulate.py --histories 100 --engine scripts
-    python proof/simulate.py --seed 7                   # one, told line by line; shrunk if it breaks a promise
+python proof/simulate.py --histories 1000           # seeds 0 to 999, on the model
+python proof/simulate.py --histories 100 --engine scripts
+python proof/simulate.py --seed 7                   # one, told line by line; shrunk if it breaks a promise
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from itertools import chain
 from pprint import pformat
 from typing import Any
 
+from redlease.testing.simulation.exploring import shrunk
+
 import stories
 from stories import Actor, Story
-
-from redlease.testing.simulation.exploring import shrunk
 
 CHUNK = 50  # how many histories a process simulates before it reports
 
@@ -115,8 +115,8 @@ def described(done: Simulated, seconds: float) -> list[str]:
     counts, befell = done.counts, {kind: n for kind, n in sorted(done.counts.items()) if kind.startswith("fault: ")}
     faults = ", ".join(f"{number:,} {name.removeprefix('fault: ')}" for name, number in befell.items())
     return [
-        f"- {counts['histories']:,} histories in {seconds:.0f} s: {counts['calls']:,} calls, {counts['grants']:,} grants, "
-        f"{counts['losses']:,} holds lost",
+        f"- {counts['histories']:,} histories in {seconds:.0f} s",
+        f"- {counts['calls']:,} calls, {counts['grants']:,} grants, {counts['losses']:,} holds lost",
         f"- faults: {faults}",
         f"- violations: {len(done.violations):,}",
         *(f"  - {violation}" for violation in done.violations[:5]),

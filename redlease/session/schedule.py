@@ -91,7 +91,7 @@ class Schedule:
             self._timer.cancel()
             self._timer = None
         if self._moments:
-            # The loop's clock first: should the process stand still before the other is read, or after, the timer is early.
+            # The loop's clock first: if the process stands still before the other is read, or after it, it is early.
             loop = asyncio.get_running_loop()
             armed_at, now_ms = loop.time(), clock.now_ms()
             self._timer_ms = min(self._moments[0], now_ms + LOOK_MS)

@@ -18,6 +18,6 @@ if TYPE_CHECKING:
 def test_the_tests_of_the_page(tmp_path: Path) -> None:
     """They pass, with every warning an error."""
     Project(tmp_path, "").write("simulate")
-    command = [sys.executable, "-X", "dev", "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "-p", "no:valkey", "."]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    command = [sys.executable, "-X", "dev", "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "-p", "no:valkey"]
+    done = subprocess.run([*command, "."], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
     assert "3 passed" in done.stdout, done.stdout + done.stderr

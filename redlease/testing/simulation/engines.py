@@ -150,7 +150,9 @@ class ScriptEngine:
     def _published(self) -> list[Message]:
         messages = []
         while (heard := self._heard.get_message()) is not None:
-            messages.append((heard["channel"].decode(), heard["data"].decode()))
+            channel = heard["channel"].decode()
+            if not channel.startswith("__key"):  # fakeredis tells of every write, as servers do where they are set to
+                messages.append((channel, heard["data"].decode()))
         return messages
 
     def load(self, text: bytes) -> None:
@@ -160,7 +162,7 @@ class ScriptEngine:
     def save(self) -> Any:
         """Return a copy of all keys, and when they expire."""
         now_ms = int(time.time() * 1000)
-        return [(key, self._client.dump(key), now_ms + self._client.pttl(key)) for key in self._client.keys()]
+        return [(key, self._client.dump(key), now_ms + self._client.pttl(key)) for key in self._client.scan_iter()]
 
     def restore(self, saved: Any) -> None:
         """Go back to a copy."""

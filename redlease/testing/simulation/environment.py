@@ -67,7 +67,10 @@ def replaced(loop: SimulatedLoop) -> Iterator[None]:
     own, before = threading.get_ident(), []
 
     def only_here(real: Callable[..., Any], stand_in: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **settings: (stand_in if threading.get_ident() == own else real)(*args, **settings)
+        def call(*args: Any, **settings: Any) -> Any:
+            return (stand_in if threading.get_ident() == own else real)(*args, **settings)
+
+        return call
 
     try:
         for module, name, stand_in in stand_ins(loop):

@@ -46,7 +46,7 @@ class Fault:
     | `lose_reply` | its next call is executed, and the connection is reset instead of the reply |
     | `double_reply` | the reply to its next call comes twice |
     | `repeat_request` | its next call is executed again, `seconds` later |
-    | `lose_message`, `double_message`, `delay_message` | the next message to it is lost, comes twice, comes `seconds` later |
+    | `lose_message`, `double_message`, `delay_message` | the next message to it is lost, comes twice, or later |
     | `restart` | the server is away for `seconds`, and has its data then |
     | `restart_without_data` | the server is away for `seconds`, and has lost everything then |
     | `failover` | a replica takes over that lacks the writes of the last `seconds` |
@@ -77,7 +77,9 @@ class Fault:
             raise ValueError(f"the fault {self.kind!r} befalls {whose}")
 
 
-def draw_faults(random: Random, processes: Sequence[str], until: float, most: int = 5, lease: float = 2.0) -> list[Fault]:
+def draw_faults(
+    random: Random, processes: Sequence[str], until: float, most: int = 5, lease: float = 2.0
+) -> list[Fault]:
     """Draw up to `most` faults within `until` seconds, of lengths around `lease`, in the order of their times."""
     faults = []
     for _ in range(random.randint(0, most)):

@@ -93,9 +93,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     # What asyncio calls
 
-    def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         process = self.current if context is None else context.get(PROCESS, self.current)
         self._push(max(self.now, process.busy_until), SOON, handle, process)
@@ -132,7 +130,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.tasks.pop(task, None)
 
     async def create_connection(  # type: ignore[override]
-        self, protocol_factory: Callable[[], Any], host: str | None = None, port: int | None = None, **settings: Any
+        self, protocol_factory: Callable[[], Any], *_: object, **settings: Any
     ) -> tuple[asyncio.BaseTransport, Any]:
         if self.connect is None or settings.get("ssl"):
             raise NotImplementedError("a simulation has no network but its own, and no TLS")

@@ -80,7 +80,9 @@ class PublishingModel(Model):
             self.publish_to_head()
         return reply
 
-    def release(self, ticket: str, request: str, fence: str, tombstone: int, notify: int, idle: int) -> Reply:
+    def release(  # noqa: PLR0917 - the arguments of the call, in its order
+        self, ticket: str, request: str, fence: str, tombstone: int, notify: int, idle: int
+    ) -> Reply:
         """Take a ticket out, and tell the others who use it."""
         known = self.find(ticket)
         claims = list(known.claims) if known else []

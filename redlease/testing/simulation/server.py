@@ -32,20 +32,20 @@ def digest(text: bytes) -> str:
     return hashlib.sha1(text, usedforsecurity=False).hexdigest()
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Any) -> bytes:  # noqa: PLR0911 - a line for each kind
     """Return a reply as bytes: bytes are a bulk string, `str` is a status."""
-    if value is NOTHING:
-        return b""
     if isinstance(value, int):
         return b":%d\r\n" % value
     if isinstance(value, bytes):
         return b"$%d\r\n%b\r\n" % (len(value), value)
-    if isinstance(value, dict):
-        return b"%%%d\r\n%b" % (len(value), b"".join(encode(part) for pair in value.items() for part in pair))
     if isinstance(value, list | tuple):
         return b"*%d\r\n%b" % (len(value), b"".join(map(encode, value)))
+    if isinstance(value, dict):
+        return b"%%%d\r\n%b" % (len(value), b"".join(encode(part) for pair in value.items() for part in pair))
     if isinstance(value, float):
         return encode(b"%.17g" % value)
+    if value is NOTHING:
+        return b""
     return b"$-1\r\n" if value is None else b"+%b\r\n" % str(value).encode()
 
 
@@ -124,6 +124,15 @@ class Session:
             self.server.later(fault, self.link.send_back, data)
         elif fault != "lose":
             self._out.append(data * (2 if fault == "double" else 1))
+
+    def befall(self, kind: str, seconds: float) -> None:
+        """Remember what befalls the next call, reply or message."""
+        if kind == "repeat_request":
+            self.repeat_after_s = seconds
+        elif kind.endswith("_reply"):
+            self.reply_fault = kind.removesuffix("_reply")
+        elif kind.endswith("_message"):
+            self.push_fault = seconds if kind == "delay_message" else kind.removesuffix("_message")
 
     def lost(self) -> None:
         """The connection is closed."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any, Literal
 
 from redlease.client import Redlease
@@ -76,19 +74,24 @@ class Started:
     has_ended: bool = False
     error: BaseException | None = None
 
+    @property
+    def lives(self) -> bool:
+        """Whether it has something left to do."""
+        return self.process.is_alive and not self.has_ended
+
 
 class Simulation:
     """Processes with a redlease client each, and one server, in virtual time: the same whenever it has the same seed.
 
-    Their code runs as it is. Only time, the network, what is random and the server's memory are simulated: a fault stops
-    a process in the midst of it, loses a reply, or takes the server's data. Meanwhile the simulation checks all
+    Their code runs as it is. Only time, the network, what is random and the server's memory are simulated: a fault
+    stops a process in the midst of it, loses a reply, or takes the server's data. Meanwhile the simulation checks all
     promises of `docs/guarantees.md`, as P1 to P8.
 
     Args:
         seed: Of everything that is random.
         faults: What befalls the processes and the server.
-        engine: "scripts": the server's scripts on fakeredis, with all that redlease has. "model": a model of them, which
-            is several times faster, and knows only what locks, semaphores, holds and permits call.
+        engine: "scripts": the server's scripts on fakeredis, with all that redlease has. "model": a model of them,
+            which is several times faster, and knows only what locks, semaphores, holds and permits call.
         latency: How long bytes travel at most, in seconds.
         limit: The virtual seconds within which all processes must have ended.
 
@@ -133,6 +136,7 @@ class Simulation:
         self._trace: list[tuple[float, str, tuple[Any, ...]]] = []
         self._grants: set[tuple[str, int]] = set()
         self._losses = 0
+        self._has_ended = False
         self._saved: dict[int, Any] = {}
         self._failures: list[BaseException] = []
 
@@ -233,6 +237,7 @@ class Simulation:
             each.error = error
         self._judge.clients.pop(client, None)
         each.has_ended = True
+        self._look_who_lives()
         self._trace.append((self.loop.now, "event", (each.process.name, "ended", repr(each.error))))
 
     def _on_event(self, event: Event) -> None:
@@ -244,7 +249,12 @@ class Simulation:
         self._trace.append((self.loop.now, "event", (self.loop.current.name, event)))
 
     def _is_over(self) -> bool:
-        return all(each.has_ended or not each.process.is_alive for each in self._started.values())
+        return self._has_ended or bool(self._judge.violations or self.loop.failures)
+
+    def _look_who_lives(self) -> None:
+        """See whether everybody has ended, or somebody has failed."""
+        every = self._started.values()
+        self._has_ended = any(each.error for each in every) or not any(each.lives for each in every)
 
     # What befalls it
 
@@ -282,32 +292,29 @@ class Simulation:
             process.is_alive = False
             if each.client is not None:
                 self._judge.clients.pop(each.client, None)
+            self._look_who_lives()
         for link in self._network.of(process):
-            session: Any = link.peer
             if kind in {"kill", "cut", "cut_late"}:
                 link.cut(seconds if kind == "cut_late" else None)
-            elif kind == "repeat_request":
-                session.repeat_after_s = seconds
-            elif kind.endswith("_reply"):
-                session.reply_fault = kind.removesuffix("_reply")
-            elif kind.endswith("_message"):
-                session.push_fault = seconds if kind == "delay_message" else kind.removesuffix("_message")
+            else:
+                link.peer.befall(kind, seconds)
 
     # How it ends
 
     def _judge_end(self) -> None:
         judge = self._judge
+        judge.look()
         for each in self._started.values():
             if each.error is not None:
                 self._failures.append(each.error)
                 judge.violations.append(f"the process {each.process.name!r} has raised {each.error!r}")
-            elif each.process.is_alive and not each.has_ended:
-                judge.violations.append(f"the process {each.process.name!r} has not ended within {self.limit:g} s")
+        if not self._is_over():
+            waiting = ", ".join(name for name, each in self._started.items() if each.lives)
+            judge.violations.append(f"liveness (P4): {waiting} has not ended within {self.limit:g} s")
         for context in self.loop.failures:
             error = context.get("exception")
             self._failures += [error] if error is not None else []
             judge.violations.append(f"a callback has failed: {context.get('message')}: {error!r}")
-        judge.look()
         judge.is_off = True
 
     def _end(self) -> None:

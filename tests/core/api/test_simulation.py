@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -61,7 +62,7 @@ def test_code_under_simulation_finds_its_clocks_and_chance_replaced() -> None:
 
     async def main(_: Redlease) -> None:
         loop, began = asyncio.get_running_loop(), time.time()
-        time.sleep(5)  # noqa: ASYNC251 - it blocks the event loop, in virtual time
+        time.sleep(5)
         told.extend((round(time.time() - began, 3), round(loop.time(), 1), random.random(), uuid.uuid4()))
 
     for _ in range(2):
@@ -70,12 +71,11 @@ def test_code_under_simulation_finds_its_clocks_and_chance_replaced() -> None:
         simulation.run()
     assert told[:2] == [5.0, 5.0]
     assert told[:4] == told[4:]
-    assert abs(time.time() - os.stat(__file__).st_mtime) < 1e9  # not the simulation's wall clock, which begins in 2023
-    assert "lambda" not in repr(random.random)
+    assert "lambda" not in repr([time.time, time.sleep, random.random, os.urandom])
 
 
 def test_a_pause_loses_the_hold_and_the_body_hears_of_it() -> None:
-    """A process that stands still for longer than its lease is told in its first turn, and the other one held meanwhile."""
+    """A process that stands still for longer than its lease hears of it in its first turn; the other held."""
     lost: list[float] = []
     simulation = Simulation(3, faults=[Fault(1.0, "pause", "a", 5.0)], engine="model")
 
@@ -116,7 +116,7 @@ def careless(simulation: Simulation) -> Callable[[], None]:
 
 
 def test_explore_finds_a_mistake_and_shrinks_its_faults() -> None:
-    """Code that trusts a permit past its lease fails under one fault, and the error says which, and how to see it again."""
+    """Code that trusts a permit past its lease fails under one fault, which the error names, with the seed."""
     with pytest.raises(SimulationFailed) as failed:
         explore(careless, range(100), until=2.0, engine="model")
     text = str(failed.value)
@@ -171,8 +171,8 @@ def test_a_fault_of_nobody_is_refused() -> None:
 @pytest.mark.parametrize("engine", ["model", "scripts"])
 def test_the_same_seed_gives_the_same_trace_in_another_process(engine: str) -> None:
     """The hash of all calls, events and faults does not depend on the process or on the order of its hashes."""
-    proof = os.path.join(os.path.dirname(__file__), "..", "..", "..", "proof")
-    path = os.pathsep.join([proof, *filter(None, [os.environ.get("PYTHONPATH")])])
+    proof = Path(__file__).parents[3] / "proof"
+    path = os.pathsep.join([str(proof), *filter(None, [os.environ.get("PYTHONPATH")])])
     digests = [
         subprocess.run(
             [sys.executable, "-c", DIGESTS, engine],
