@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(150)
 def test_the_tests_of_the_page(tmp_path: Path) -> None:
     """They pass, with every warning an error."""
     Project(tmp_path, "").write("simulate")

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import redlease
 import simulate
 import stories
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 logger = logging.getLogger(__name__)
 
 PROOF = Path(__file__).parents[2] / "proof"
@@ -55,6 +56,6 @@ def test_a_violation_is_shrunk_to_what_it_needs() -> None:
     story = stories.draw("5")
     wrong = stories.Step("nothing", 0.0)  # which no task can do
     first = stories.Actor(story.actors[0].process, (*story.actors[0].steps, wrong))
-    smaller = simulate.shrink(stories.replace(story, actors=(first, *story.actors[1:])), "model")
+    smaller = simulate.shrink(replace(story, actors=(first, *story.actors[1:])), "model")
     assert smaller.faults == ()
     assert smaller.actors == (stories.Actor(first.process, (wrong,)),)

@@ -98,8 +98,12 @@ class Book:
     def _granted(self, ticket: str, fence: int, until_ms: int, position: tuple[float, str] | None) -> Iterator[str]:
         """P1, P2, P3 and P5 of a new grant; `position`: of a request that was not queued."""
         weight = self.weights.get(ticket, 1)
-        if fence <= self.fence and not (self.has_lost and self.now_us <= self.fence):
-            yield f"fences (P3): {ticket} gets {fence} after {self.fence}"
+        if fence <= self.fence:
+            if not (self.has_lost and self.now_us <= self.fence):
+                yield f"fences (P3): {ticket} gets {fence} after {self.fence}"
+            self.fence = (
+                0  # the clock at the first grant after a loss is before that of the last grant: nothing is promised
+            )
         if self.holds(ticket, self.held[ticket].fence if ticket in self.held else 0):
             yield f"repeats (P5): {ticket} holds a permit and gets another"
         others = [held for other, held in self.held.items() if other != ticket and held.until_ms > self.now]

@@ -18,7 +18,9 @@ from redlease.transport import connection
 
 from .loop import SimulatedLoop
 
-REDIS_PY = redis.utils.get_lib_version()  # which redis-py would read from its metadata for each connection
+REDIS_PY: Any = getattr(
+    redis.utils, "get_lib_version", str
+)()  # which redis-py would read from its metadata for each connection
 EPOCH_S = 1_700_000_000.0  # the wall clock at the beginning
 DRAWS = (
     *("betavariate", "choice", "choices", "expovariate", "gauss", "getrandbits", "normalvariate", "randbytes"),

@@ -56,7 +56,7 @@ class Link(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
 
-    def get_protocol(self) -> asyncio.BaseProtocol:
+    def get_protocol(self) -> Any:
         return self._protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ARG002

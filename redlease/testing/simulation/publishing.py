@@ -70,7 +70,7 @@ class PublishingModel(Model):
             if left and self.is_live(queued) and queued.weight > self.capacity:
                 self.publish_to_sharers(queued, "m", f" {self.capacity}")
 
-    def acquire(self, *args: object) -> Reply:  # type: ignore[override]
+    def acquire(self, *args: object) -> Reply:
         """Request, which may declare a smaller capacity or make a lease end earlier."""
         before, places, held = self.capacity, dict(self.places), self.held.get(str(args[0]))
         was_until = held.deadline if held else 0
@@ -108,7 +108,7 @@ class PublishingModel(Model):
                 self.publish(place, f"r {request}")
         return reply
 
-    def adopt(self, ticket: str, *args: object) -> Reply:  # type: ignore[override]
+    def adopt(self, ticket: str, *args: object) -> Reply:
         """Take a permit over, and tell those who had it."""
         held = self.held.get(ticket)
         before = Entry(**{**vars(held), "claims": list(held.claims)}) if held else None

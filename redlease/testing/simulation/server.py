@@ -57,7 +57,7 @@ class Session:
         is_reading: Whether it executes what has arrived, and sends all replies together after that.
         repeat_after_s: Executes the next script call once more, so much later, as a proxy might that repeats it.
         reply_fault: What befalls the reply to the next script call: "lose", which closes the connection, or "double".
-        push_fault: What befalls the next message: "lose", "double", or for how many seconds it is delayed.
+        push_fault: What befalls the next message, "lose", "double" or "delay", and for how many seconds.
     """
 
     def __init__(self, server: Server, link: Link) -> None:
@@ -65,7 +65,7 @@ class Session:
         self.channels: dict[bytes, None] = {}
         self.repeat_after_s: float | None = None
         self.reply_fault = ""
-        self.push_fault: str | float = ""
+        self.push_fault = ("", 0.0)
         self.is_reading = self._is_resp3 = False
         self._reader = hiredis.Reader()
         self._out: list[bytes] = []
@@ -96,7 +96,7 @@ class Session:
         if is_script and self.repeat_after_s is not None:
             after_s, self.repeat_after_s = self.repeat_after_s, None
             self.server.later(after_s, self._repeat, command)
-        own = self._commands.get(command[0].upper(), self.server.execute)
+        own: Callable[..., Any] = self._commands.get(command[0].upper(), self.server.execute)
         try:
             reply = encode(own(command))
         except Refused as error:
@@ -117,11 +117,11 @@ class Session:
         """Send a push, at the latest with the replies to what has arrived."""
         head = b">3\r\n" if self._is_resp3 else b"*3\r\n"
         data = head + b"".join(map(encode, (kind, channel, last)))
-        fault = ""
+        fault, late_s = "", 0.0
         if kind == b"message":
-            fault, self.push_fault = self.push_fault, ""
-        if isinstance(fault, float):
-            self.server.later(fault, self.link.send_back, data)
+            (fault, late_s), self.push_fault = self.push_fault, ("", 0.0)
+        if late_s:
+            self.server.later(late_s, self.link.send_back, data)
         elif fault != "lose":
             self._out.append(data * (2 if fault == "double" else 1))
 
@@ -132,7 +132,7 @@ class Session:
         elif kind.endswith("_reply"):
             self.reply_fault = kind.removesuffix("_reply")
         elif kind.endswith("_message"):
-            self.push_fault = seconds if kind == "delay_message" else kind.removesuffix("_message")
+            self.push_fault = (kind.removesuffix("_message"), seconds)
 
     def lost(self) -> None:
         """The connection is closed."""

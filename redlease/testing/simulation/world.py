@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from redlease.client import Redlease
-from redlease.events import Event
+from redlease.events import Event, Granted, Lost
 
 from .engines import NAMES, Engine, Executed, ModelEngine, ScriptEngine
 from .environment import EPOCH_S, replaced
@@ -125,7 +125,7 @@ class Simulation:
         self.seed, self.faults, self.limit = seed, list(faults), limit
         nobody = Process("nobody", f"{seed}")
         self.random = nobody.random
-        self.loop = SimulatedLoop(nobody)
+        self.loop = SimulatedLoop(nobody)  # type: ignore[abstract]  # it refuses what it does not simulate
         self._server_process = Process("server", f"{seed}")
         data: Engine = ModelEngine(self._server_us) if engine == "model" else ScriptEngine()
         self._server = Server(data, self._later, self._on_call)
@@ -224,7 +224,7 @@ class Simulation:
             self.loop.put(fault.at, ARRIVED, self._server_process, self._befall, number, fault)
 
     def _begin(self, each: Started) -> None:
-        settings = {"owner": each.process.name, "on_event": self._on_event} | each.settings
+        settings: dict[str, Any] = {"owner": each.process.name, "on_event": self._on_event} | each.settings
         each.client = Redlease.from_url(URL, **settings)
         self._judge.clients[each.client] = each.process
         self.loop.create_task(self._live(each, each.client), name=each.process.name)
@@ -241,11 +241,9 @@ class Simulation:
         self._trace.append((self.loop.now, "event", (each.process.name, "ended", repr(each.error))))
 
     def _on_event(self, event: Event) -> None:
-        name = type(event).__name__
-        if name == "Granted":
+        if isinstance(event, Granted):
             self._grants.add((event.resource, event.fence))
-        if name == "Lost":
-            self._losses += 1
+        self._losses += isinstance(event, Lost)
         self._trace.append((self.loop.now, "event", (self.loop.current.name, event)))
 
     def _is_over(self) -> bool:

@@ -107,7 +107,7 @@ def careless(simulation: Simulation) -> Callable[[], None]:
         await client.lock("ledger").release(permit)
 
     for name in "ab":
-        simulation.process(name, main)
+        simulation.process(name, main, call_timeout=60)
 
     def check() -> None:
         assert written == sorted(written), "a write of a former holder came after one of the next"
@@ -168,6 +168,7 @@ def test_a_fault_of_nobody_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("engine", ["model", "scripts"])
 def test_the_same_seed_gives_the_same_trace_in_another_process(engine: str) -> None:
     """The hash of all calls, events and faults does not depend on the process or on the order of its hashes."""
