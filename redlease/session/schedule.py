@@ -84,21 +84,24 @@ class Schedule:
     def _add(self, moment_ms: float) -> None:
         heapq.heappush(self._moments, moment_ms)
         if self._timer is None or moment_ms < self._timer_ms:
-            self._arm()
+            self._arm(asyncio.get_running_loop().time(), clock.now_ms())
 
-    def _arm(self) -> None:
+    def _arm(self, read_at_s: float, now_ms: float) -> None:
+        """Sets the timer; `read_at_s`: the loop's clock, read before `now_ms`.
+
+        In that order, so that a process which stands still anywhere in between has its timer early, and never late.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._moments:
-            # The loop's clock first: if the process stands still before the other is read, or after it, it is early.
-            loop = asyncio.get_running_loop()
-            armed_at, now_ms = loop.time(), clock.now_ms()
             self._timer_ms = min(self._moments[0], now_ms + LOOK_MS)
-            self._timer = loop.call_at(armed_at + max(0.0, self._timer_ms - now_ms) / 1000, self._turn)
+            due_s = read_at_s + (self._timer_ms - now_ms) / 1000
+            self._timer = asyncio.get_running_loop().call_at(due_s, self._turn)
 
     def _turn(self) -> None:
         self._timer, now_ms = None, self._timer_ms
+        read_at_s = asyncio.get_running_loop().time()
         try:
             now_ms = clock.now_ms()
             if now_ms - self._timer_ms > LATE_MS:
@@ -112,7 +115,7 @@ class Schedule:
             report(error)
         finally:
             if not self._closed:
-                self._arm()
+                self._arm(read_at_s, now_ms)
 
     def _sweep(self) -> None:
         """Removes the moments without items, before they outnumber the others."""

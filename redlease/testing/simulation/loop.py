@@ -15,7 +15,7 @@ from .process import PROCESS, Process
 
 SOON, ARRIVED, DUE = range(3)  # the order in which an event loop that was blocked runs what is ready
 TURN_S = 1e-6  # how long a callback takes
-IDLE_S = 0.002  # a pause of everybody that is long enough for a look
+IDLE_S = 0.01  # a pause of everybody that is long enough for a look
 
 T = TypeVar("T")
 
