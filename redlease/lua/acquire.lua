@@ -183,7 +183,9 @@ end
 if queued_since then
   before = call('ZRANK', queue, ticket)
   if not before then -- granted just now
-    local _, its_fence, _, since = parse(call('HGET', state, 't' .. ticket))
+    local text = call('HGET', state, 't' .. ticket)
+    if not text then return {tag, LAPSED} end -- and deleted: see `commit`
+    local _, its_fence, _, since = parse(text)
     return held(its_fence, since, tonumber(call('ZSCORE', holders, ticket)))
   end
 elseif before == 0 and used + weight <= capacity then

@@ -41,9 +41,11 @@ class Calls:
         self.acquire("held", "h2", "c2|0", 2)
         self.acquire("queued", "h3", "c3|0", 1)
 
-    def acquire(self, ticket: str, request: str, place: str, weight: int, *, stops: bool = False) -> list[int]:
+    def acquire(
+        self, ticket: str, request: str, place: str, weight: int, *, waits_ms: int = LEASE_MS, stops: bool = False
+    ) -> list[int]:
         """Request a permit."""
-        terms = ("0", weight, LEASE_MS, 2, LEASE_MS, -1, IDLE_MS, '["o",{}]')
+        terms = ("0", weight, LEASE_MS, 2, waits_ms, -1, IDLE_MS, '["o",{}]')
         return self(scripts.ACQUIRE, ticket, request, place, *terms, stops=stops)
 
     def __call__(self, script: Script, *args: str | int, stops: bool = True) -> list[int]:
@@ -76,4 +78,18 @@ def test_what_a_stopped_script_writes_expires(server: Server, prefix: str, name:
     granted = calls.acquire("next", "h5", "c5|0", 1)
     assert granted[1] == Status.GRANTED
     assert granted[2] > calls.fence
+    calls.client.close()
+
+
+@pytest.mark.parametrize("real_engine", OLDER)
+def test_a_grant_that_ended_while_the_script_stopped_is_asked_for_anew(server: Server, prefix: str) -> None:
+    """A repeated request that is granted and deleted in one script is told that its place is gone, without an error."""
+    calls = Calls(server, prefix)
+    assert calls.acquire("longer", "h6", "c6|0", 2, waits_ms=200)[1] == Status.QUEUED
+    while calls(scripts.INSPECT, 9, 9, 9999, "", "", "", 9, stops=False)[4]:  # until the others' leases have ended
+        pass
+    text = scripts.ACQUIRE.text.replace(READS_TIME, READS_TIME + STOP % 400)
+    terms = ("0", 2, LEASE_MS, 2, 200, -1, IDLE_MS, '["o",{}]')
+    assert calls.client.eval(text, 4, *calls.keys, 0, "longer", "h6", "c6|0", *terms) == [b"0", Status.LAPSED]
+    assert not calls.client.exists(*calls.keys)
     calls.client.close()
