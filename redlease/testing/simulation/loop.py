@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from .process import PROCESS, Process
 
 SOON, ARRIVED, DUE = range(3)  # the order in which an event loop that was blocked runs what is ready
-TURN_S = 1e-6  # how long a callback takes
+TURN_S = 5e-6  # how long a callback takes
 IDLE_S = 0.01  # a pause of everybody that is long enough for a look
 
 T = TypeVar("T")
