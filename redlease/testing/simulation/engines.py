@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -114,9 +113,14 @@ class ModelEngine:
 
 
 class ScriptEngine:
-    """The true scripts, in the Lua of fakeredis."""
+    """The true scripts, in the Lua of fakeredis.
 
-    def __init__(self) -> None:
+    Args:
+        clock_us: The server's time.
+    """
+
+    def __init__(self, clock_us: Any) -> None:
+        self._clock_us = clock_us
         import fakeredis  # noqa: PLC0415 - it comes with an extra, which the model needs not
 
         self._server = fakeredis.FakeServer(version=(6, 2))
@@ -161,7 +165,7 @@ class ScriptEngine:
 
     def save(self) -> Any:
         """Return a copy of all keys, and when they expire."""
-        now_ms = int(time.time() * 1000)
+        now_ms = self._clock_us() // 1000
         return [(key, self._client.dump(key), now_ms + self._client.pttl(key)) for key in self._client.scan_iter()]
 
     def restore(self, saved: Any) -> None:

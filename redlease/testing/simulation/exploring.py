@@ -63,35 +63,39 @@ def explore(
         SimulationFailed: One failed. Its text has the seed, and the faults that it needs to fail, which are all that
             `Simulation(seed, faults=[...])` needs to show the same again.
     """
-
-    def simulate(seed: int, befalling: Sequence[Fault]) -> Report:
-        simulation = Simulation(seed, faults=befalling, **settings)
-        check = scenario(simulation)
-        report = simulation.run()
-        if callable(check):
-            check()
-        return report
-
-    def fails(seed: int, befalling: Sequence[Fault]) -> BaseException | None:
-        try:
-            simulate(seed, befalling)
-        except Exception as error:  # noqa: BLE001 - what a check raises
-            return error
-        return None
-
     reports = []
     for seed in seeds:
         probe = Simulation(seed, **settings)
         scenario(probe)
         drawn = draw_faults(Random(f"faults {seed}"), probe.processes, until, faults, lease)
-        try:
-            reports.append(simulate(seed, drawn))
-        except Exception as error:  # noqa: BLE001 - as above
-            needed = shrunk(drawn, lambda some, seed=seed: fails(seed, some) is not None)  # type: ignore[misc]
-            last = fails(seed, needed) or error
-            listed = "".join(f"\n    {fault}," for fault in needed)
-            shown = last.violations if isinstance(last, SimulationFailed) else [repr(last)]
-            trace = last.trace if isinstance(last, SimulationFailed) else []
-            failed = [*shown[:5], f"Simulation({seed}, faults=[{listed}\n]) shows it again"]
-            raise SimulationFailed(failed, trace) from last
+        report, error = simulate(scenario, seed, drawn, settings)
+        if report is None:
+            raise _explained(scenario, seed, drawn, settings) from error
+        reports.append(report)
     return reports
+
+
+def simulate(
+    scenario: Scenario, seed: int, faults: Sequence[Fault], settings: dict[str, Any]
+) -> tuple[Report | None, Exception | None]:
+    """Simulate a scenario once; return its report, or what made it fail."""
+    simulation = Simulation(seed, faults=faults, **settings)
+    check = scenario(simulation)
+    try:
+        report = simulation.run()
+        if callable(check):
+            check()
+    except Exception as error:  # noqa: BLE001 - whatever a check raises
+        return None, error
+    return report, None
+
+
+def _explained(scenario: Scenario, seed: int, faults: Sequence[Fault], settings: dict[str, Any]) -> SimulationFailed:
+    """Return the error of a simulation that has failed, with no more faults than it needs to fail."""
+    needed = shrunk(faults, lambda some: simulate(scenario, seed, some, settings)[1] is not None)
+    error = simulate(scenario, seed, needed, settings)[1]
+    found = error if isinstance(error, SimulationFailed) else SimulationFailed([repr(error)])
+    listed = "".join(f"\n    {fault}," for fault in needed)
+    return SimulationFailed(
+        [*found.violations[:5], f"Simulation({seed}, faults=[{listed}\n]) shows it again"], found.trace
+    )

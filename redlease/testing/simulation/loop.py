@@ -93,7 +93,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     # What asyncio calls
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         process = self.current if context is None else context.get(PROCESS, self.current)
         self._push(max(self.now, process.busy_until), SOON, handle, process)

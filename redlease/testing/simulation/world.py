@@ -127,7 +127,7 @@ class Simulation:
         self.random = nobody.random
         self.loop = SimulatedLoop(nobody)  # type: ignore[abstract]  # it refuses what it does not simulate
         self._server_process = Process("server", f"{seed}")
-        data: Engine = ModelEngine(self._server_us) if engine == "model" else ScriptEngine()
+        data: Engine = (ModelEngine if engine == "model" else ScriptEngine)(self._server_us)
         self._server = Server(data, self._later, self._on_call)
         self._network = Network(self.loop, self._server_process, self._server.accept, latency)
         self._judge = Judge(lambda: self.loop.now * 1000, self._server_us)
