@@ -194,12 +194,12 @@ def test_a_stop_while_the_timer_is_set_delays_no_notice() -> None:
     """A process that stops as it sets its timer, right after a look at its clock, hears of a loss in time."""
     for number in range(20):  # the simulation checks that a loss is told by its deadline, or as the process goes on
         silence = Fault(0.2, "silence", "a", 10)  # no renewal comes through
-        stop = Fault(1.0 + number / 20, "stop_after_clock", "a", 0.15)
+        stop = Fault(2.2 + number / 40, "stop_after_clock", "a", 0.15)
         simulation = Simulation(number, faults=[silence, stop], engine="model")
 
         async def main(client: Redlease) -> None:
             with contextlib.suppress(LeaseLost):
-                async with client.lock("x", lease=2).hold():
+                async with client.lock("x", lease=3).hold():
                     await asyncio.Event().wait()
 
         simulation.process("a", main)
