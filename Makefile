@@ -30,7 +30,7 @@ LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_red
     conformance/test_acquire.py conformance/test_permits.py)
 LOWEST_TEMPORAL_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo failover example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove docs test-lowest forget-coverage lint format clean
+.PHONY: help demo failover example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove docs test-lowest forget-coverage lint format clean sdist
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -106,6 +106,14 @@ test-all: COVERED = REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --di
 test-all: forget-coverage lint test test-rest  ## Lint, type-check, and test everything, with coverage.
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
+
+# Builds are reproducible, so a source distribution that lacks something shows by its wheel.
+sdist: $(VENV)/.wheel  ## Build the source distribution beside the wheel, and check that it builds the same one.
+	@$(PIP) install "build>=1.2"
+	@rm -rf build/from-sdist dist/redlease-*.tar.gz
+	@$(BIN)/python -m build --sdist --outdir dist . >/dev/null
+	@$(PIP) wheel --no-deps --wheel-dir build/from-sdist dist/redlease-*.tar.gz
+	@cmp dist/redlease-*.whl build/from-sdist/redlease-*.whl
 
 LONG_TESTS := tests/core/protocol/test_random_calls.py tests/core/protocol/test_set_clock.py tests/faults/test_all_at_once.py
 

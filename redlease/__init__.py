@@ -96,6 +96,10 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _LATER[name] not in {"limits", "models", "options"}:  # which load no redis-py
+        # Modules of redis-py import each other in circles, so a thread that imports one of them while another thread
+        # imports the package meets a deadlock of import locks. The package first: then threads wait for each other.
+        import_module("redis")
     value = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
     return value
 

@@ -15,6 +15,7 @@ from redlease.protocol.replies import Granted, Message
 
 from . import clock
 from .errors import LeaseLost, RedleaseError
+from .events import Detached
 from .log import about
 from .models import Permit
 from .options import USUAL_HOLD, AcquireOptions, HoldOptions, OnLost
@@ -229,9 +230,12 @@ class Hold:
             LeaseLost: The permit is no longer held.
         """
         self.check()
-        self._lease.fill_lease()
+        lease = self._lease
+        lease.fill_lease()
         permit = self.permit
-        self._lease.end()
+        lease.end()
+        if (emit := lease.keeper.emit) is not None:
+            emit(Detached(*lease.ask.subject(), lease.fence, (clock.now_ms() - lease.begun_ms) / 1000))
         return permit
 
     # The block

@@ -25,8 +25,8 @@ from .models import HistoryEntry, Position, Snapshot
 from .protocol import scripts
 from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
 from .protocol.encoding import Resource, keys_pattern, pack
-from .protocol.histories import PAGE_ENTRIES, read_entry
-from .protocol.replies import Granted, Message, Queued, Status, Totals
+from .protocol.histories import PAGE_ENTRIES, read_entries
+from .protocol.replies import Granted, Message, Queued, Status, Totals, read_totals
 from .protocol.scripts import Script, read_lua
 from .protocol.snapshots import CHECKED_MOST, LOSSES_MOST, Reading
 from .session.leases import PendingRelease, Released
@@ -343,9 +343,16 @@ class Tickets:
             self.session.looks.release()
         return answer.values
 
-    async def totals(self, resources: Sequence[Resource], looked_at: int) -> list[Totals]:
-        """Many resources in numbers, at little cost; `looked_at`: how many holders of each are looked at one by one."""
-        return [Totals(*values) for values in await self._connection.call_each(resources, scripts.TOTALS, looked_at)]
+    async def totals(self, resources: Sequence[Resource], looked_at: int) -> list[Totals | RedleaseError]:
+        """Many resources in numbers, at little cost; `looked_at`: how many holders of each are looked at one by one.
+
+        Where a resource cannot be read, its error stands in the place of the numbers.
+        """
+        replies = await self._connection.call_each(resources, scripts.TOTALS, looked_at)
+        return [
+            reply if isinstance(reply, RedleaseError) else read_totals(resource.name, reply)
+            for resource, reply in zip(resources, replies, strict=True)
+        ]
 
     async def occupancy(self, resource: Resource) -> Occupancy:
         """How much of the resource is in use, and how many requests wait."""
@@ -353,15 +360,21 @@ class Tickets:
         return Occupancy(*answer.values[2:5])
 
     async def history(self, resource: Resource, count: int) -> list[HistoryEntry]:
-        """The last `count` entries of the history, the newest last, read in pages."""
-        entries: list[HistoryEntry] = []
-        while len(entries) < count:
-            before, most = entries[-1].id if entries else "", min(PAGE_ENTRIES, count - len(entries))
+        """The last `count` entries of the history, the newest last, read in pages.
+
+        Entries that another program has added are left out; a line of the log says so, once a resource.
+        """
+        found: list[Any] = []
+        while len(found) < count:
+            before, most = found[-1][0] if found else "", min(PAGE_ENTRIES, count - len(found))
             page = await self._look(resource, scripts.HISTORY, (before, most))
-            entries += map(read_entry, page)
+            found += page
             if len(page) < most:
                 break
-        return entries[::-1]
+        entries, foreign = read_entries(found[::-1])
+        if foreign:
+            self.session.remembered.found_foreign(resource.name, foreign)
+        return entries
 
     async def position(self, resource: Resource, ticket: str) -> Position | None:
         """Where a ticket stands in the queue; None if it neither waits nor holds a permit."""

@@ -67,7 +67,10 @@ def list_resources(
     prefix: Prefix = "redlease",
     as_json: AsJson = False,
 ) -> None:
-    """List the resources: what is held, who waits. Those come first whose waiters have waited longest."""
+    """List the resources: what is held, who waits. Those come first whose waiters have waited longest.
+
+    Exits with 1 if one of them cannot be read; its line says why.
+    """
 
     async def look() -> None:
         async with Redlease.from_url(url, prefix=prefix) as client:
@@ -75,6 +78,8 @@ def list_resources(
         show_list(listed, as_json=as_json)
         if not listed:
             tell(f"no resource under the prefix {prefix!r} matches {pattern!r}")
+        if any(each.error for each in listed):
+            raise typer.Exit(1)
 
     run(look())
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from redlease.errors import RedleaseError
 from redlease.limits import FENCE_MAX, NAME_BYTES_MAX, PREFIX_BYTES_MAX
 
 # The longest names a state key, with the longest prefix and name, in which each brace takes three bytes.
@@ -75,6 +76,14 @@ class Totals(NamedTuple):
     held_since_ms: int
     queued_since_ms: int
     history: int
+
+
+def read_totals(resource: str, values: list[Any]) -> Totals | RedleaseError:
+    """Returns the numbers, or the error of a resource whose state has none: redlease did not write it."""
+    if len(values) == len(Totals._fields) and all(type(value) is int for value in values):
+        return Totals(*values)
+    why = "its state holds something that redlease did not write. Delete its keys or choose another `prefix`"
+    return RedleaseError(f"resource {resource!r}: {why}", resource=resource)
 
 
 class Message(NamedTuple):

@@ -204,11 +204,8 @@ class Lease(BlockTask):
             self.lose("it was released by its ticket, or somebody else adopted it", "taken")
         elif message.kind == "r":
             self._first = False  # another client made its lease end earlier: renew it to the full lease
-            self._renew_now()
-
-    def _renew_now(self) -> None:
-        if not self.ended and not self.lost:
-            self.keeper.schedule.at(clock.now_ms(), self)
+            if not self.ended and not self.lost:
+                self.keeper.schedule.at(clock.now_ms(), self)
 
     def _plan(self, now_ms: float, wait_ms: float) -> None:
         """Schedules the next renewal with jitter, so that leases granted together spread out over time."""

@@ -20,6 +20,8 @@ from .simulation.world import Report, Simulation, SimulationFailed
 
 if TYPE_CHECKING:
     from fakeredis import FakeServer
+else:
+    FakeServer = Any  # for those who look at the types while the program runs, such as frameworks that inject
 
 
 __all__ = ["Fault", "Model", "Report", "Simulation", "SimulationFailed", "draw_faults", "explore", "fake_client"]

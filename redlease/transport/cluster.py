@@ -26,7 +26,7 @@ from redlease.protocol.faults import ErrorReply
 from redlease.protocol.scripts import Script
 
 from .addresses import Address, Servers
-from .base import Endpoint, OnReply, Reached, Transport, backed_off, end, everything
+from .base import Endpoint, OnReply, Patience, Reached, Transport, backed_off, end, everything
 from .connection import BACKOFF_S
 from .handshake import explain, is_mistake, refusal_of
 from .node import ImportingNode, Node
@@ -35,7 +35,7 @@ from .topology import SLOTS, Topology, ask_node, changed_slots, key_slot, read_m
 logger = logging.getLogger("redlease")
 
 LINKS_MOST = 10_000  # resources whose node is cached
-ASK_S = 1.0  # the time limit for one node to answer CLUSTER SLOTS
+ASK_S = (1.0, 5.0)  # the time limit for one node to answer CLUSTER SLOTS: at first, and at most after late answers
 
 
 class Redirected(ErrorReply):
@@ -96,6 +96,7 @@ class Cluster(Transport):
         self._retiring: set[asyncio.Task[None]] = set()
         self._ask_first: Address | None = None
         self._lost_at: float | None = None  # when the first of the nodes out of reach was lost; by `monotonic`
+        self._patience = Patience(ASK_S[1])
         self._stale = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -324,7 +325,7 @@ class Cluster(Transport):
         troubles: list[Exception] = []
         for address in addresses:
             try:
-                async with asyncio.timeout(ASK_S):
+                async with self._patience.attempt(ASK_S[0]):
                     found = await ask_node(self._servers, address)
                 if any(found.owners):
                     return found

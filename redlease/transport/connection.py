@@ -32,13 +32,13 @@ from redlease.protocol.faults import ErrorReply
 from redlease.protocol.replies import ServerInfo
 from redlease.protocol.scripts import Script
 
-from .base import PATIENCE_MS, OnReply, Reply, Transport, backed_off, end, settles
+from .base import PATIENCE_MS, OnReply, Patience, Reply, Transport, backed_off, end, settles
 from .driver import Driver, ReplyError, open_driver
 from .handshake import explain, is_mistake, look_at_eviction, probe, read_server, refusal_of, settle_exchange
 
 logger = logging.getLogger("redlease")
 
-CONNECT_S = (1.0, 5.0)  # the bounds of the time limit of one attempt; short leases make it shorter
+CONNECT_S = (1.0, 5.0)  # the bounds of the time limit of an attempt: short leases shorten it, late answers prolong it
 BACKOFF_S = (0.02, 1.0)  # the first and the longest pause between attempts, before jitter
 AGAIN_S = 0.1  # the pause before a failed callback is retried
 LIVED_S = 0.25  # after a connection that lasted this long, the back-off starts at the first pause again
@@ -95,6 +95,7 @@ class Connection(Transport):
         self._lost_at: float | None = None  # when an established connection was lost; by `monotonic`
         self.server = ServerInfo("", "master")  # read on connect
         self._loading = False
+        self._patience = Patience(CONNECT_S[1])
 
     # Calls
 
@@ -382,7 +383,7 @@ class Connection(Transport):
         if self._driver is not None or self._pending:  # left by a failed attempt
             self._abort(self.trouble)
         self._lost.clear()
-        async with asyncio.timeout(min(CONNECT_S[1], max(CONNECT_S[0], self._shortest_ms() / 1000))):
+        async with self._patience.attempt(max(CONNECT_S[0], self._shortest_ms() / 1000)):
             await self._open()
         if not self._lost.is_set():  # else it was lost with the last reply, and `_abort` has run
             if self._lost_at is not None:

@@ -10,9 +10,11 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redlease.errors import RedleaseError
 
 from .addresses import Address, NamedServers
+from .base import Patience
 
-# The time limit for one Sentinel: short, so that there is time left to ask the next one and to connect.
-ANSWER_S = 0.3
+# The time limit for one Sentinel, at first and at most: short, so that there is time left to ask the next one and to
+# connect; longer after each that was late, since all of them may be slow.
+ANSWER_S = (0.3, 2.4)
 
 
 class Sentinels(Sentinel):
@@ -32,9 +34,10 @@ class Sentinels(Sentinel):
         others_min: int = 0,
         reached_at: str | None = None,
     ) -> None:
-        timeouts = {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S, "retry": None}
-        super().__init__(addresses, others_min, settings | timeouts)  # type: ignore[no-untyped-call]
+        ours = {"socket_timeout": None, "socket_connect_timeout": None, "retry": None}
+        super().__init__(addresses, others_min, settings | ours)  # type: ignore[no-untyped-call]
         self._reached_at = reached_at
+        self._patience = Patience(ANSWER_S[1])
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """Returns host and port of the primary.
@@ -47,10 +50,11 @@ class Sentinels(Sentinel):
         refused = None
         for number, sentinel in enumerate(self.sentinels):
             try:
-                services: Any = await sentinel.sentinel_masters()
-            except (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ResponseError) as error:
+                async with self._patience.attempt(ANSWER_S[0]):
+                    services: Any = await sentinel.sentinel_masters()
+            except (exceptions.RedisError, OSError) as error:
                 refused = refused or _refusal(error, _address_of(sentinel))
-                said.append(f"{_address_of(sentinel)}: {error}")
+                said.append(f"{_address_of(sentinel)}: {str(error) or 'no answer in time'}")
                 continue
             state = services.get(service_name)
             if state and self.check_master_state(state, service_name):

@@ -183,11 +183,15 @@ class Holder:
                     workflow.continue_as_new(args=[on, "complete", hold.detach()])
                 if how == "guarded":
                     await workflow.execute_activity(guarded, args=[hold.fence, 0.0], start_to_close_timeout=SOON)
-                return f"held {hold.fence}"
+                if how != "let go":
+                    return f"held {hold.fence}"
+            self._go = False
+            await self._until_told(0)
         except LeaseLost:
             return "lost"
         except AcquireTimeout:
             return "timed out"
+        return "let go"
 
     async def _until_told(self, fence: int) -> None:
         self._fence = fence

@@ -44,9 +44,11 @@ export function showDetail(detail) {
 // Draws the resource as it is now: waits, holds and leases go on between the events.
 export function drawResource() {
   if (shown === null) return;
-  const { snapshot, known } = shown.detail;
+  const { snapshot, known, why } = shown.detail;
   const now = snapshot.server_time_ms + performance.now() - shown.at;
-  setText(byId("facts"), known ? factsOf(snapshot) : "Nothing is known of it: it was not used under this prefix, or not of late.");
+  const unknown = "Nothing is known of it: it was not used under this prefix, or not of late.";
+  setText(byId("facts"), why ? plain(why) : known ? factsOf(snapshot) : unknown);
+  byId("chosen").classList.toggle("unread", Boolean(why) && !known);
   byId("resize").hidden = changes === null || !known;
   drawSlots(snapshot, now);
   drawQueue(snapshot);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redlease import LeaseLost
-from redlease.testing import Fault, Simulation
 
 from helpers import eventually, until_waiting
 
@@ -188,19 +186,3 @@ async def test_a_hold_that_is_over_is_no_block(client: Redlease) -> None:
     stall_until_over(told)
     async with told:
         assert told.lost
-
-
-def test_a_stop_while_the_timer_is_set_delays_no_notice() -> None:
-    """A process that stops as it sets its timer, right after a look at its clock, hears of a loss in time."""
-    for number in range(20):  # the simulation checks that a loss is told by its deadline, or as the process goes on
-        silence = Fault(0.2, "silence", "a", 10)  # no renewal comes through
-        stop = Fault(2.2 + number / 40, "stop_after_clock", "a", 0.15)
-        simulation = Simulation(number, faults=[silence, stop], engine="model")
-
-        async def main(client: Redlease) -> None:
-            with contextlib.suppress(LeaseLost):
-                async with client.lock("x", lease=3).hold():
-                    await asyncio.Event().wait()
-
-        simulation.process("a", main)
-        assert simulation.run().losses == 1

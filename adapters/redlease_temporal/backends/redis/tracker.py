@@ -173,8 +173,12 @@ class TicketTracker:
     async def _owner_closed(self) -> None:
         """The run ended: releases its permit, unless `on_close` leaves it to expire."""
         self.stop()
-        if not self.record.fence or self.record.on_close == "release":
-            await self._relay.give_back(self._resource, self.record)
+        record = self.record
+        if not record.fence or record.on_close == "release":
+            if record.fence and not record.recorded and not await self._answered(self._is_recorded()):
+                # A late execution of the request: whoever has adopted its ticket's permit keeps it, under that fence.
+                record = dataclasses.replace(record, fence=0)
+            await self._relay.give_back(self._resource, record)
         await self._over()
 
     async def _over(self) -> None:
@@ -344,7 +348,9 @@ class TicketTracker:
         if self._relay.settings.by_signal:
             return True
         try:
-            return await self._relay.monitor.has_recorded(self._run, record.event_id, record.local_id, record.wait_id)
+            return await self._relay.monitor.has_recorded(
+                self._run, record.event_id, record.local_id, record.wait_id, record.fence
+            )
         except RPCError as error:
             self._once.tell(f"{self}: the Temporal server did not say whether the run has the grant", error)
             return None
