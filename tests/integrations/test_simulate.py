@@ -20,5 +20,6 @@ def test_the_tests_of_the_page(tmp_path: Path) -> None:
     """They pass, with every warning an error."""
     Project(tmp_path, "").write("simulate")
     command = [sys.executable, "-X", "dev", "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "-p", "no:valkey"]
-    done = subprocess.run([*command, "."], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    options = ["-o", "asyncio_default_fixture_loop_scope=function", "."]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
     assert "3 passed" in done.stdout, done.stdout + done.stderr

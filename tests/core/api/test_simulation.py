@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import subprocess
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from redlease import LeaseLost, Unavailable
+from redlease import LeaseLost
 from redlease.testing import Fault, Simulation, SimulationFailed, explore
 
 if TYPE_CHECKING:
@@ -99,20 +98,20 @@ def test_a_pause_loses_the_hold_and_the_body_hears_of_it() -> None:
 
 def careless(simulation: Simulation) -> Callable[[], None]:
     """Simulate code that writes without a look at its permit, which nobody renews."""
-    written: list[int] = []
+    took: list[float] = []
 
     async def main(client: Redlease) -> None:
         permit = await client.lock("ledger", lease=2).acquire()
+        granted_at = simulation.now
         await asyncio.sleep(0.5)
-        written.append(permit.fence)
-        with contextlib.suppress(Unavailable):  # under some faults
-            await client.lock("ledger").release(permit)
+        took.append(simulation.now - granted_at)
+        await client.lock("ledger").release(permit)
 
     for name in "ab":
-        simulation.process(name, main, call_timeout=60)
+        simulation.process(name, main)
 
     def check() -> None:
-        assert written == sorted(written), "a write of a former holder came after one of the next"
+        assert max(took, default=0) < 2, "a write after the end of the lease"
 
     return check
 
@@ -120,9 +119,9 @@ def careless(simulation: Simulation) -> Callable[[], None]:
 def test_explore_finds_a_mistake_and_shrinks_its_faults() -> None:
     """Code that trusts a permit past its lease fails under one fault, which the error names, with the seed."""
     with pytest.raises(SimulationFailed) as failed:
-        explore(careless, range(100), until=2.0, engine="model")
+        explore(careless, range(100), until=0.5, engine="model")
     text = str(failed.value)
-    assert "a write of a former holder" in text
+    assert "a write after the end of the lease" in text
     assert text.count("Fault(at=") == 1
     assert "shows it again" in text
 
