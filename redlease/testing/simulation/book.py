@@ -114,6 +114,7 @@ class Book:
             yield f"repeats (P5): {ticket} holds a permit and gets another"
         # The server forgets what has expired before it grants: a step of its clock does not bring that back.
         self.held = {other: held for other, held in self.held.items() if held.until_ms > self.now}
+        self.waiting = {other: waits for other, waits in self.waiting.items() if self._lasts(waits) > self.now}
         others = [held for other, held in self.held.items() if other != ticket]
         if sum(held.weight for held in others) + weight > self.capacity:
             yield f"exclusion (P1): {ticket} is granted beside {others}, capacity {self.capacity}"
@@ -121,8 +122,7 @@ class Book:
         position = (own.sequence, ticket) if own else position
         if position is not None:
             for other, waits in self.waiting.items():
-                is_ahead = (waits.sequence, other) < position and waits.weight <= self.capacity
-                if is_ahead and self._lasts(waits) > self.now:
+                if (waits.sequence, other) < position and waits.weight <= self.capacity:
                     yield f"order (P2): {ticket} passes {other}, which waits at {waits.sequence}"
         self.fence, self.has_lost = max(fence, self.fence), False
         self.held[ticket] = Held(fence, weight, until_ms)
