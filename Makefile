@@ -125,7 +125,7 @@ vectors: $(VENV)/.test  ## Write tests/golden/protocol.json, the golden vectors 
 	@$(BIN)/python tests/support/vectors.py
 
 # What is recorded is of the wheel; the helpers of the tests find and build servers and judges.
-prove: $(VENV)/.test  ## 10,000 histories judged by Porcupine, and the specification by TLC, in minutes; ARGS="--seed 7" draws others.
+prove: $(VENV)/.test  ## 10,000 recorded and 102,000 simulated histories judged, and the specification by TLC; ARGS="--seed 7" draws others.
 	@PYTHONPATH=tests/support $(BIN)/python proof/prove.py $(ARGS)
 
 failover: $(VENV)/.test  ## Kill masters under Sentinels and in clusters, and measure who holds when, in minutes; ARGS="--runs 3" fewer.

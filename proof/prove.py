@@ -1,4 +1,4 @@
-"""`make prove`: records and judges histories, checks the specification, and prints a report in Markdown."""
+"""`make prove`: records and simulates histories, judges them, checks the specification, and prints a report."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import simulate
 import specification
 from campaign import OTHERS, REDLEASE, record_and_judge
 from judges import Findings
@@ -21,15 +22,21 @@ def main() -> None:
     """Do what the options say; the exit code is 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--histories", type=int, default=10_000, help="how many are recorded (10000)")
+    parser.add_argument("--simulated", type=int, default=100_000, help="how many are simulated on the model (100000)")
+    parser.add_argument(
+        "--on-scripts", type=int, default=2_000, help="how many are simulated on the Lua scripts (2000)"
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the workload")
     parser.add_argument("--engine", default="valkey9", help="valkey9, redis7 or redis62 (valkey9)")
     parser.add_argument("--keep", type=Path, help="a directory for histories with violations")
-    parser.add_argument("--only", choices=("histories", "specification"), help="the one or the other")
+    parser.add_argument("--only", choices=("histories", "simulation", "specification"), help="one of the parts")
     options = parser.parse_args()
     wrong = 0
-    if options.only != "specification":
+    if options.only in (None, "histories"):
         wrong += prove_histories(options.histories, options.seed, options.engine, options.keep)
-    if options.only != "histories":
+    if options.only in (None, "simulation"):
+        wrong += prove_simulated({"model": options.simulated, "scripts": options.on_scripts}, options.seed)
+    if options.only in (None, "specification"):
         began = time.monotonic()
         lines, found = specification.report()
         wrong += found
@@ -48,6 +55,18 @@ def prove_histories(count: int, seed: int, engine: str, keep: Path | None) -> in
         found = asyncio.run(record_and_judge(workload, OTHERS_HISTORIES, seed, engine))
         say(f"\n{name}:\n", *described(found))
         wrong += not found.violations
+    return wrong
+
+
+def prove_simulated(counts: dict[str, int], seed: int) -> int:
+    """Simulate and report; return how much is wrong."""
+    wrong = 0
+    for engine, count in counts.items():
+        began = time.monotonic()
+        done = simulate.simulate_all(count, f"{seed}-", engine)
+        say(f"\n## Simulated histories (seeds {seed}-0 to {seed}-{count - 1}, {engine})\n")
+        say(*simulate.described(done, time.monotonic() - began))
+        wrong += len(done.violations)
     return wrong
 
 

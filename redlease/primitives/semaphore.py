@@ -296,7 +296,8 @@ class Semaphore(ResourceControl):
         the queue too. If a permit is no longer held, logs a warning: its holder may have worked without it.
 
         Raises:
-            Unavailable: The server was not reached. The release of a permit is retried until its lease has expired.
+            Unavailable: The server was not reached within the client's `call_timeout`. The release of a permit is
+                retried in the background until its lease has expired.
         """
         if isinstance(permit, str):
             limits.checked_text("ticket", permit, limits.TICKET_BYTES_MAX)

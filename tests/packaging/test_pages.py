@@ -24,7 +24,7 @@ from redlease.testing import fake_client
 from fragments import GIVEN
 from pages import DOCS, PAGES, ROOT, Block, blocks, make_targets, python_blocks
 
-FRAMEWORKS = ("celery", "django", "fastapi", "jupyter", "pytest", "rq", "scheduled-jobs", "sqlalchemy")
+FRAMEWORKS = ("celery", "django", "fastapi", "jupyter", "pytest", "rq", "scheduled-jobs", "simulate", "sqlalchemy")
 # Whole programs and files, with the tests that run them.
 RUN_ELSEWHERE = {
     **{f"docs/how-to/{name}.md": f"integrations/test_{name.replace('-', '_')}.py" for name in FRAMEWORKS},
