@@ -287,13 +287,20 @@ class Model(ResourceState):
 
     def limit(self, kind: str, key: str, units: int | str, until: str, idle: int) -> Reply:
         """Set or lift a limit, which outranks what processes declare."""
+        ends = self.set_limit(kind, key, units, until)
+        if ends:
+            self.proceed(idle)
+        return [ends, 0]
+
+    def set_limit(self, kind: str, key: str, units: int | str, until: str) -> int:
+        """Set or lift a limit; return when it ends, 0 if there is none, or it would be over already."""
         name = Limit.named(kind, key)
         before = self.limits.get(name)
         ends = int(until[1:]) if until.startswith("@") else self.now + int(until or FOR_GOOD_MS)
         if units == "":
             ends = before.until if before else 0
         if ends <= self.now:
-            return [0, 0]
+            return 0
         if before:
             del self.limits[name]
             self.turns.limits = [limit for limit in self.turns.limits if limit is not before]
@@ -303,10 +310,13 @@ class Model(ResourceState):
             self.turns.limits += [limit] if limit.of_keys else []
         if limit.of_keys:
             self.look_again(key)
+        return ends
+
+    def proceed(self, idle: int) -> None:
+        """Grant what a limit allows now; the keys need not outlive one that ends earlier now."""
         self.advance()
-        self.kept_until = 0  # the keys need not outlive a limit that ends earlier now
+        self.kept_until = 0
         self.keep(idle)
-        return [ends, 0]
 
     def watch(self, watch_ms: int) -> Reply:
         """Have changes published, for which the server keeps the keys as long."""

@@ -20,9 +20,13 @@ ARE_NUMBERS = {
     "beat": (1, 3),
     "reduce": (1, 2, 3),
     "resize": (0, 1),
+    "limit": (2, 4),
     "check": (1,),
     "watch": (0,),
 }
+
+
+LABELS = {"acquire": 10, "adopt": 7, "limit": 5}  # where they stand among the arguments: the model keeps none
 
 
 class Refused(Exception):
@@ -86,13 +90,11 @@ class ModelEngine:
         if 0 < model.kept_until <= model.now:
             model = self._resources[key] = model.forgotten()
         given: list[Any] = [arg.decode() for arg in args[1:]]
-        if name in {"acquire", "adopt"}:
-            del given[-1]  # the label
+        if name in LABELS:
+            del given[LABELS[name]]
         for number in ARE_NUMBERS.get(name, ()):
             if given[number].lstrip("-").isdecimal():
                 given[number] = int(given[number])
-        if name == "acquire":
-            given[4] = b" ".join(args[5].split(b" ")[:3]).decode()  # the model keeps no history
         reply = getattr(model, name)(*given)
         return Executed([args[0], *map(int, reply)], model.published())
 

@@ -15,9 +15,11 @@ class PublishingModel(Model):
     Attributes:
         state_key: The name of the resource's first key.
         messages: What the calls since the last `published` have published: channel and payload of each.
+        is_advancing: Whether the queue is being granted.
     """
 
     state_key: str = ""
+    is_advancing: bool = False
     messages: list[tuple[str, str]] = field(default_factory=list)
 
     def published(self) -> list[tuple[str, str]]:
@@ -42,9 +44,9 @@ class PublishingModel(Model):
 
     def publish_to_head(self) -> None:
         """Tell the first waiter that a lease ends earlier."""
-        for queued in self.waiters()[:1]:
-            for place, _ in queued.claims:
-                self.publish(place, f"l 0 {self.state_key}")
+        first = self.turns.first(list(self.queue.values())) or next(iter(self.waiters()), None)
+        for place, _ in first.claims if first else ():
+            self.publish(place, f"l 0 {self.state_key}")
 
     def publish_capacity(self, before: int, places: dict[str, int]) -> None:
         """Tell the clients that had these places of a smaller capacity."""
@@ -63,12 +65,29 @@ class PublishingModel(Model):
 
     def advance(self) -> None:
         """Grant the queue, and tell those whose weight no longer fits."""
-        waiting = dict(self.queue) if self.capacity else {}
+        self.is_advancing = True
         super().advance()
-        for queued in waiting.values():
-            left = queued.ticket not in self.queue and not queued.fence
-            if left and self.is_live(queued) and queued.weight > self.capacity:
-                self.publish_to_sharers(queued, "m", f" {self.capacity}")
+        self.is_advancing = False
+
+    def remove(self, entry: Entry | None) -> None:
+        """Take a ticket out; its turn has come, and it is too heavy, if that happens while the queue is granted."""
+        if self.is_advancing and entry and not entry.fence and self.is_live(entry):
+            most = self.capacity if entry.weight > self.capacity else self.turns.limit
+            self.publish_to_sharers(entry, "m", f" {most}")
+        super().remove(entry)
+
+    def give_turn(self, key: str, begun: int | None = None) -> None:
+        """Let the next waiter of a key be its first, and tell those before it that are too heavy for the key."""
+        waiting = self.turns.waiting(self.queue.values(), key) if key else []
+        super().give_turn(key, begun)
+        for queued in waiting:
+            if queued.ticket not in self.queue and self.is_live(queued):
+                self.publish_to_sharers(queued, "m", f" {self.turns.limit}")
+
+    def proceed(self, idle: int) -> None:
+        """Grant what a limit allows now; who waits learns first that it may end early."""
+        self.publish_to_head()
+        super().proceed(idle)
 
     def acquire(self, *args: object) -> Reply:
         """Request, which may declare a smaller capacity or make a lease end earlier."""
