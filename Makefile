@@ -10,7 +10,7 @@ TEMPORAL_JOBS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SOURCES := pyproject.toml README.md LICENSE $(shell find redlease adapters -type f -not -path '*/__pycache__/*')
+SOURCES := pyproject.toml README.md LICENSE $(shell find redlease adapters/redlease_temporal -type f -not -path '*/__pycache__/*')
 WHEEL = $(wildcard dist/redlease-*.whl)
 
 # The Redis 6.2 server of this wheel is the same for every Python, so the wheel for one Python serves all of them.
@@ -30,7 +30,7 @@ LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_red
     conformance/test_acquire.py conformance/test_permits.py)
 LOWEST_TEMPORAL_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo failover example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove soak sbom docs test-lowest forget-coverage lint format clean
+.PHONY: help demo failover example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove soak sbom docs test-lowest forget-coverage lint format clean sdist
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -88,6 +88,7 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make te
 	@{ $(BIN)/python tests/support/temporal_cli.py && $(BIN)/python tests/support/temporal_built.py && \
 	    $(BIN)/python tests/support/time_skipping.py; } >/dev/null || \
 	    echo "Without them the tests of the Temporal adapter fail."
+	@$(BIN)/python tests/support/typescript.py >/dev/null || echo "Without it the tests of the TypeScript client fail."
 	@status=0; \
 	$(PYTEST) --numprocesses $(JOBS) --tier rest --ignore=tests/temporal || status=$$?; \
 	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) --tier rest tests/temporal || status=$$?; \
@@ -107,6 +108,14 @@ test-all: forget-coverage lint test test-rest  ## Lint, type-check, and test eve
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
+# Builds are reproducible, so a source distribution that lacks something shows by its wheel.
+sdist: $(VENV)/.wheel  ## Build the source distribution beside the wheel, and check that it builds the same one.
+	@$(PIP) install "build>=1.2"
+	@rm -rf build/from-sdist dist/redlease-*.tar.gz
+	@$(BIN)/python -m build --sdist --outdir dist . >/dev/null
+	@$(PIP) wheel --no-deps --wheel-dir build/from-sdist dist/redlease-*.tar.gz
+	@cmp dist/redlease-*.whl build/from-sdist/redlease-*.whl
+
 LONG_TESTS := tests/core/protocol/test_random_calls.py tests/core/protocol/test_set_clock.py tests/faults/test_all_at_once.py
 
 test-long: $(VENV)/.test  ## A million random calls against the model, and a minute of sets of locks; ARGS="--seed 7" draws others.
@@ -116,7 +125,7 @@ vectors: $(VENV)/.test  ## Write tests/golden/protocol.json, the golden vectors 
 	@$(BIN)/python tests/support/vectors.py
 
 # What is recorded is of the wheel; the helpers of the tests find and build servers and judges.
-prove: $(VENV)/.test  ## 10,000 histories judged by Porcupine, 200 faults of servers, and the specifications by TLC; ARGS="--seed 7" draws others.
+prove: $(VENV)/.test  ## 10,000 recorded and 102,000 simulated histories judged, 200 faults of servers, and the specifications; ARGS="--seed 7" draws others.
 	@$(PIP) install "JPype1>=1.6"
 	@PYTHONPATH=tests/support $(BIN)/python proof/prove.py $(ARGS)
 

@@ -1,4 +1,4 @@
-"""`make prove`: judges histories, lets servers fail, checks the specifications, and writes a report in Markdown."""
+"""`make prove`: judges histories, lets servers fail, simulates, checks the specifications, and writes a report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+import simulate
 from campaign import OTHERS, REDISSON, REDLEASE, record_and_judge
 from episodes import FAULTS
 from judges import Findings
@@ -18,7 +19,7 @@ from lock_models import LOCK
 from relay_models import RELAY
 
 OTHERS_HISTORIES = 100
-PARTS = ("histories", "episodes", "libraries", "specification")
+PARTS = ("histories", "simulation", "episodes", "libraries", "specification")
 COLUMNS = ("faults", "histories", "acquire", "check", "pairs in order", "losses", "data missed")
 
 
@@ -39,7 +40,7 @@ class Proof:
         """Do each part that was asked for, and tell how long it took."""
         self.say(f"# make prove: seed {self.options.seed}, {self.options.engine}")
         parts: dict[str, Callable[[], None]] = dict(
-            zip(PARTS, (self.histories, self.episodes, self.libraries, self.specifications), strict=True)
+            zip(PARTS, (self.histories, self.simulation, self.episodes, self.libraries, self.specifications), strict=True)
         )
         for name in [self.options.only] if self.options.only else PARTS:
             began = time.monotonic()
@@ -55,6 +56,16 @@ class Proof:
         findings = asyncio.run(record_and_judge(REDLEASE, max(1, count), options.seed, options.engine, options.keep))
         self.say(*described(findings))
         self.wrong += len(findings.violations)
+
+    def simulation(self) -> None:
+        """Simulate histories on the model, and some on the scripts."""
+        options = self.options
+        for engine, count in (("model", options.simulated), ("scripts", options.on_scripts)):
+            began = time.monotonic()
+            done = simulate.simulate_all(count, f"{options.seed}-", engine)
+            self.say(f"Seeds {options.seed}-0 to {options.seed}-{count - 1}, {engine}:\n")
+            self.say(*simulate.described(done, time.monotonic() - began), "")
+            self.wrong += len(done.violations)
 
     def episodes(self) -> None:
         """Record histories in which the server fails, in each way in turn."""
@@ -100,6 +111,8 @@ def main() -> None:
     """Do what the options say; the exit code is 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--histories", type=int, default=10_000, help="how many are recorded (10000)")
+    parser.add_argument("--simulated", type=int, default=100_000, help="how many are simulated on the model (100000)")
+    parser.add_argument("--on-scripts", type=int, default=2_000, help="and how many on the Lua scripts (2000)")
     parser.add_argument("--episodes", type=int, default=200, help="how often a server fails (200)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the workload")
     parser.add_argument("--engine", default="valkey9", help="valkey9, redis7 or redis62 (valkey9)")

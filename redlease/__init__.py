@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .guards.redis import Guard
     from .hold import Hold, HoldRequest
     from .limits import Duration
-    from .models import HistoryEntry, Permit, Position, Snapshot, Waiter
+    from .models import HistoryEntry, Limit, Permit, Position, Snapshot, Waiter
     from .options import Durability, OnLost
     from .primitives.all_of import AllRequest, Holds
     from .primitives.checkpoints import SequenceProgress
@@ -43,6 +43,7 @@ __all__ = [
     "Holds",
     "Leader",
     "LeaseLost",
+    "Limit",
     "Lock",
     "NotReplicated",
     "OnLost",
@@ -77,6 +78,7 @@ _LATER = {
     "HoldRequest": "hold",
     "Holds": "primitives.all_of",
     "Leader": "primitives.leader",
+    "Limit": "models",
     "Lock": "primitives.semaphore",
     "OnLost": "options",
     "Permit": "models",
@@ -96,6 +98,10 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _LATER[name] not in {"limits", "models", "options"}:  # which load no redis-py
+        # Modules of redis-py import each other in circles, so a thread that imports one of them while another thread
+        # imports the package meets a deadlock of import locks. The package first: then threads wait for each other.
+        import_module("redis")
     value = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
     return value
 

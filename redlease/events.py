@@ -132,6 +132,25 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Detached:
+    """A hold was detached: its permit lives on, and this client renews it no longer.
+
+    Attributes:
+        resource: The name of the resource.
+        ticket: The id of the permit.
+        weight: Units held.
+        fence: The fencing token.
+        held: Seconds from the grant to the end of the hold.
+    """
+
+    resource: str
+    ticket: str
+    weight: int
+    fence: int
+    held: float
+
+
+@dataclass(frozen=True, slots=True)
 class RenewalFailed:
     """A renewal of a hold had an error for an answer, or none. It is tried again while the lease lasts.
 
@@ -170,7 +189,7 @@ class Reconnected:
     after: float
 
 
-Event = Queued | Granted | Abandoned | Released | Lost | RenewalFailed | Disconnected | Reconnected
+Event = Queued | Granted | Abandoned | Released | Lost | Detached | RenewalFailed | Disconnected | Reconnected
 OnEvent = Callable[[Event], None]
 
 

@@ -15,6 +15,7 @@ from redlease.protocol.replies import Granted, Message
 
 from . import clock
 from .errors import LeaseLost, RedleaseError
+from .events import Detached
 from .log import about
 from .models import Permit
 from .options import USUAL_HOLD, AcquireOptions, HoldOptions, OnLost
@@ -155,6 +156,7 @@ class Hold:
         return Permit(
             *(self.resource, self.ticket, lease.fence, lease.ask.weight, lease.capacity, terms.lease_ms),
             *(lease.granted_at_ms, lease.expires_at_ms, terms.owner, dict(self._metadata)),
+            key=lease.ask.key or None,
         )
 
     def remaining(self) -> float:
@@ -229,9 +231,12 @@ class Hold:
             LeaseLost: The permit is no longer held.
         """
         self.check()
-        self._lease.fill_lease()
+        lease = self._lease
+        lease.fill_lease()
         permit = self.permit
-        self._lease.end()
+        lease.end()
+        if (emit := lease.keeper.emit) is not None:
+            emit(Detached(*lease.ask.subject(), lease.fence, (clock.now_ms() - lease.begun_ms) / 1000))
         return permit
 
     # The block

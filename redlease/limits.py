@@ -6,11 +6,12 @@ import json
 import math
 import re
 import reprlib
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from .models import Permit
 
 Duration = float | timedelta  # a number is in seconds
+Until = Duration | datetime | None  # a duration is from now on; None: for good
 
 PREFIX_BYTES_MAX = 128
 NAME_BYTES_MAX = 512
@@ -21,6 +22,9 @@ METADATA_JSON_BYTES_MAX = 8192  # as JSON, as the server stores it
 CAPACITY_MAX = 2**31 - 1
 HISTORY_MAX = 100_000  # entries, of some 70 bytes each
 PRIORITY_MAX = 100
+KEY_BYTES_MAX = 256
+REASON_BYTES_MAX = 1024
+SHARE_MIN, SHARE_MAX = 0.001, 1000
 LEASE_MS_MIN = 10
 FENCE_MAX = 2**53 - 1  # what a double holds exactly: Lua has no other numbers
 DURATION_MS_MAX = 366 * 24 * 3600 * 1000
@@ -76,6 +80,15 @@ def checked_priority(priority: int) -> int:
     return priority
 
 
+def checked_share(share: float, key: str | None) -> float:
+    """Returns the share; raises ValueError if it is not a number from 0.001 to 1000, or is given without a key."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not SHARE_MIN <= share <= SHARE_MAX:
+        raise ValueError(f"share must be a number from {SHARE_MIN} to {SHARE_MAX}, not {_shown.repr(share)}")
+    if key is None and share != 1:
+        raise ValueError("share is that of a key among others: give key= too")
+    return share
+
+
 def checked_lock_delay(lock_delay: Duration, idle_ttl_ms: int) -> int:
     """Returns the lock delay in ms; raises ValueError if it is longer than the server keeps an idle resource."""
     delay_ms = milliseconds("lock_delay", lock_delay)
@@ -84,6 +97,22 @@ def checked_lock_delay(lock_delay: Duration, idle_ttl_ms: int) -> int:
             f"lock_delay must be at most idle_ttl, {idle_ttl_ms / 1000:g} s, not {_shown.repr(lock_delay)}"
         )
     return delay_ms
+
+
+def checked_reason(reason: str) -> dict[str, str]:
+    """Returns the metadata of a limit; raises ValueError if the reason is no text, or too long."""
+    return {"reason": checked_text("reason", reason, REASON_BYTES_MAX)} if reason != "" else {}
+
+
+def checked_until(until: Until) -> str:
+    """Returns when a limit ends, as the server reads it; raises ValueError for a time without zone, or no time."""
+    if until is None:
+        return ""
+    if not isinstance(until, datetime):
+        return str(milliseconds("until", until, 1))
+    if until.tzinfo is None:
+        raise ValueError(f"until needs a time zone, as in datetime.now(timezone.utc), not {until!r}")
+    return f"@{max(0, int(until.timestamp() * 1000))}"
 
 
 def checked_fence(fence: int) -> int:

@@ -30,6 +30,7 @@ class Permit:
         expires_at_ms: When its lease ends, as of this copy.
         owner: The name shown as its holder.
         metadata: The metadata of the request.
+        key: The key of the request, if it has one.
     """
 
     resource: str
@@ -42,6 +43,7 @@ class Permit:
     expires_at_ms: int
     owner: str = ""
     metadata: dict[str, str] = field(default_factory=dict, hash=False)
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Waiter:
         owner: The name shown as waiting.
         metadata: The metadata of the request.
         queued_at_ms: When it was queued.
+        key: The key of the request, if it has one.
     """
 
     ticket: str
@@ -61,6 +64,7 @@ class Waiter:
     owner: str
     metadata: dict[str, str] = field(hash=False)
     queued_at_ms: int
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,32 @@ class Position:
     estimated_wait: float | None
 
 
+LimitKind = Literal["limit", "per_key", "pause", "hold_back"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How many units may be held until it ends or is lifted, whatever processes declare.
+
+    Attributes:
+        kind: The method that set it; "per_key" if that was `limit(per_key=...)`.
+        units: How many; 0 for a pause, and while something is held back.
+        key: Of the key that it is for; None for the whole resource, and for each key.
+        since_ms: When it was set.
+        until_ms: When it ends; None if it has to be lifted.
+        owner: Who set it.
+        reason: Why.
+    """
+
+    kind: LimitKind
+    units: int
+    key: str | None
+    since_ms: int
+    until_ms: int | None
+    owner: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A resource as it was at one moment.
@@ -85,12 +115,15 @@ class Snapshot:
         resource: Its name.
         capacity: Units that may be held at once.
         holders: The permits held, in the order of their grants.
-        waiters: The live waiters, in the order in which they will be granted.
+        waiters: The live waiters, in the order in which they will be granted. Where requests have keys, those of one
+            key are in that order, and the first of each key stands before the others.
         fence: The last fence granted, 0 if none is known.
         server_time_ms: When the snapshot was taken.
         in_use: Units in use in all, however many holders are listed.
         waiting: How many requests wait in all, however many are listed. Past the first 5,000 of the queue, waiters that
             died are counted until the queue reaches them.
+        limits: What `limit`, `pause` and `hold_back` have set. Those of single keys are listed with the holders: where
+            more than `limit` hold, some may be missing.
     """
 
     resource: str
@@ -102,6 +135,13 @@ class Snapshot:
     # Computed where they are not given: histories of workflows contain snapshots of releases that had no totals.
     in_use: int = UNCOUNTED
     waiting: int = UNCOUNTED
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def allowed(self) -> int:
+        """How many units may be held in all: the capacity, unless a limit allows fewer."""
+        units = [limit.units for limit in self.limits if limit.key is None and limit.kind != "per_key"]
+        return min([self.capacity, *units])
 
     def __post_init__(self) -> None:
         if self.in_use == UNCOUNTED:
@@ -110,7 +150,7 @@ class Snapshot:
             object.__setattr__(self, "waiting", len(self.waiters))
 
 
-Event = Literal["granted", "released", "lost", "forced", "adopted", "reduced", "resized"]
+Event = Literal["granted", "released", "lost", "forced", "adopted", "reduced", "resized", "limited", "lifted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +162,15 @@ class HistoryEntry:
         at_ms: When.
         event: What: "granted"; "released" by its holder; "lost", since the lease ended, noted by the next acquire or by
             its own client; "forced": an operator released it, or took it out of the queue, by its ticket; "adopted"
-            under a new owner; "reduced" to a smaller weight, as by `downgrade()`; "resized": the capacity changed.
-        ticket: Of the permit or waiter; empty for "resized".
-        owner: The name of its holder; for "adopted", of the new one.
-        fence: The fencing token of the permit; 0 for "resized", and for a waiter taken out of the queue.
-        weight: Units held or asked for; for "reduced", those that are left; 0 for "resized".
+            under a new owner; "reduced" to a smaller weight, as by `downgrade()`; "resized": the capacity changed;
+            "limited": somebody set a limit, or "lifted" one.
+        ticket: Of the permit or waiter; empty for "resized"; the key of a limit, empty if it is not of one key.
+        owner: The name of its holder; for "adopted", of the new one; for "limited" and "lifted", of who did it.
+        fence: The fencing token of the permit; 0 where there is none, and for a waiter taken out of the queue.
+        weight: Units held or asked for; for "reduced", those that are left; 0 where it is about no permit.
         waited_ms: How long the request had waited in the queue; None where it does not say.
         held_ms: How long the permit had been held, for "lost" until its lease ended; None where it does not say.
-        capacity: The new capacity, for "resized"; else None.
+        capacity: The new capacity, for "resized"; how many units may be held, for "limited"; else None.
     """
 
     id: str

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from redlease.protocol.arguments import Terms
+from redlease.protocol.arguments import WITHOUT_KEY, Terms, Turn
 
 from . import limits
 from .limits import Duration
@@ -37,7 +37,8 @@ class Durability:
 
 
 OnLost = Literal["cancel", "signal"]
-USUAL = (None, None, None, None, 0)  # timeout, ticket, owner, metadata and priority of most requests
+# Timeout, ticket, owner, metadata, priority, key and share of most requests.
+USUAL: tuple[object, ...] = (None, None, None, None, 0, None, 1)
 
 
 def own_name() -> str:
@@ -56,6 +57,7 @@ def changed_terms(
     idle_ttl: Duration | None = None,
     lock_delay: Duration | None = None,
     history: int | None = None,
+    per_key: int | None = None,
     durability: Durability | None = None,
 ) -> Terms:
     """Returns the terms, changed by the parameters that are given; raises ValueError for a wrong one."""
@@ -63,6 +65,7 @@ def changed_terms(
         "capacity": (capacity, 1, limits.CAPACITY_MAX),
         "max_waiters": (max_waiters, 0, limits.CAPACITY_MAX),
         "history": (history, 0, limits.HISTORY_MAX),
+        "per_key": (per_key, 0, limits.CAPACITY_MAX),
     }
     changes: dict[str, Any] = {
         name: limits.checked_count(name, count, low, high)
@@ -100,6 +103,7 @@ class AcquireOptions(NamedTuple):
     timeout_ms: int | None
     packed: bytes
     priority: int = 0
+    turn: Turn = WITHOUT_KEY
 
     @classmethod
     def usual(cls, terms: Terms, weight: int = 1) -> AcquireOptions:
@@ -115,9 +119,11 @@ class AcquireOptions(NamedTuple):
         metadata: dict[str, str] | None,
         *,
         priority: int = 0,
+        key: str | None = None,
+        share: float = 1,
     ) -> AcquireOptions:
         """Returns the options with the caller's parameters; raises ValueError for a wrong one."""
-        if weight == 1 and type(weight) is int and (timeout, ticket, owner, metadata, priority) == USUAL:
+        if weight == 1 and type(weight) is int and (timeout, ticket, owner, metadata, priority, key, share) == USUAL:
             return self
         timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
         if weight != 1 or type(weight) is not int:
@@ -130,15 +136,17 @@ class AcquireOptions(NamedTuple):
         if ticket is not None:
             limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
         limits.checked_priority(priority)
-        changed = AcquireOptions(ticket, weight * self.weight, terms, metadata, timeout_ms, b"", priority)
+        limits.checked_share(share, key)
+        turn = WITHOUT_KEY if key is None else Turn(limits.checked_text("key", key, limits.KEY_BYTES_MAX), share)
+        changed = AcquireOptions(ticket, weight * self.weight, terms, metadata, timeout_ms, b"", priority, turn)
         return changed.packed_for(terms.owner)
 
     def packed_for(self, owner: str) -> AcquireOptions:
         """Returns the options with that owner."""
-        label = arguments.label(owner, self.metadata)
+        label = arguments.label(owner, self.metadata, self.turn.key)
         terms = self.terms._replace(owner=owner)
         queue = self.timeout_ms != 0
-        packed = arguments.pack_terms(terms, self.weight, label, priority=self.priority, queue=queue)
+        packed = arguments.pack_terms(terms, self.weight, label, priority=self.priority, turn=self.turn, queue=queue)
         return self._replace(terms=terms, packed=packed)
 
 

@@ -21,14 +21,24 @@ from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 from . import clock
 from .errors import RedleaseError
 from .hold import lease_lost, lease_of
-from .models import HistoryEntry, Position, Snapshot
+from .models import HistoryEntry, LimitKind, Position, Snapshot
 from .protocol import scripts
 from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
 from .protocol.encoding import Resource, keys_pattern, pack
-from .protocol.histories import PAGE_ENTRIES, read_entry
-from .protocol.replies import Granted, Message, Queued, Status, Totals
+from .protocol.histories import PAGE_ENTRIES, read_entries
+from .protocol.replies import (
+    Freed,
+    Granted,
+    LimitSet,
+    Message,
+    Occupancy,
+    Queued,
+    Status,
+    Totals,
+    read_totals,
+)
 from .protocol.scripts import Script, read_lua
-from .protocol.snapshots import CHECKED_MOST, LOSSES_MOST, Reading
+from .protocol.snapshots import CHECKED_MOST, LIMIT_WORDS, LOSSES_MOST, Reading, allowed
 from .session.leases import PendingRelease, Released
 from .session.queueing import Session
 from .transport.base import USUAL
@@ -80,25 +90,6 @@ class Adopted(NamedTuple):
     weight: int
     capacity: int
     sent_ms: float
-
-
-class Freed(NamedTuple):
-    """Whether the ticket was held or queued until now, and whether the call stopped at its batch limit."""
-
-    released: bool
-    more: bool
-
-
-class Occupancy(NamedTuple):
-    """A resource in numbers.
-
-    `capacity`: 0 where nobody has used it yet; `in_use`: the weights of all holders; `waiting`: 0 where nobody waits,
-    else an upper bound.
-    """
-
-    capacity: int
-    in_use: int
-    waiting: int
 
 
 class Tickets:
@@ -343,25 +334,39 @@ class Tickets:
             self.session.looks.release()
         return answer.values
 
-    async def totals(self, resources: Sequence[Resource], looked_at: int) -> list[Totals]:
-        """Many resources in numbers, at little cost; `looked_at`: how many holders of each are looked at one by one."""
-        return [Totals(*values) for values in await self._connection.call_each(resources, scripts.TOTALS, looked_at)]
+    async def totals(self, resources: Sequence[Resource], looked_at: int) -> list[Totals | RedleaseError]:
+        """Many resources in numbers, at little cost; `looked_at`: how many holders of each are looked at one by one.
+
+        Where a resource cannot be read, its error stands in the place of the numbers.
+        """
+        replies = await self._connection.call_each(resources, scripts.TOTALS, looked_at)
+        return [
+            reply if isinstance(reply, RedleaseError) else read_totals(resource.name, reply)
+            for resource, reply in zip(resources, replies, strict=True)
+        ]
 
     async def occupancy(self, resource: Resource) -> Occupancy:
         """How much of the resource is in use, and how many requests wait."""
-        answer = await self._connection.call(resource, scripts.INSPECT, 0, 0, 1, "", "", "", 1)
-        return Occupancy(*answer.values[2:5])
+        values = (await self._connection.call(resource, scripts.INSPECT, 0, 0, 1, "", "", "", 1)).values
+        capacity, in_use, waiting = values[2:5]
+        return Occupancy(capacity, in_use, waiting, allowed(values[8]))
 
     async def history(self, resource: Resource, count: int) -> list[HistoryEntry]:
-        """The last `count` entries of the history, the newest last, read in pages."""
-        entries: list[HistoryEntry] = []
-        while len(entries) < count:
-            before, most = entries[-1].id if entries else "", min(PAGE_ENTRIES, count - len(entries))
+        """The last `count` entries of the history, the newest last, read in pages.
+
+        Entries that another program has added are left out; a line of the log says so, once a resource.
+        """
+        found: list[Any] = []
+        while len(found) < count:
+            before, most = found[-1][0] if found else "", min(PAGE_ENTRIES, count - len(found))
             page = await self._look(resource, scripts.HISTORY, (before, most))
-            entries += map(read_entry, page)
+            found += page
             if len(page) < most:
                 break
-        return entries[::-1]
+        entries, foreign = read_entries(found[::-1])
+        if foreign:
+            self.session.remembered.found_foreign(resource.name, foreign)
+        return entries
 
     async def position(self, resource: Resource, ticket: str) -> Position | None:
         """Where a ticket stands in the queue; None if it neither waits nor holds a permit."""
@@ -372,6 +377,22 @@ class Tickets:
         """Sets the capacity; returns whether there is more to do than one call may."""
         answer = await self._connection.call(resource, scripts.RESIZE, capacity, idle_ttl_ms)
         return bool(answer.values[0])
+
+    async def limit(
+        self,
+        resource: Resource,
+        kind: LimitKind,
+        key: str | None,
+        units: int | None,
+        until: str,
+        *,
+        idle_ttl_ms: int,
+        label: str,
+    ) -> LimitSet:
+        """Sets a limit, or lifts it if `units` is None; `until`: ms from now, "@" and ms since the epoch, or ""."""
+        words = (LIMIT_WORDS[kind], key or "", "" if units is None else units, until)
+        answer = await self._connection.call(resource, scripts.LIMIT, *words, idle_ttl_ms, label)
+        return LimitSet(*answer.values)
 
     # Messages
 

@@ -13,6 +13,7 @@ from redlease.models import Permit, Position, Snapshot, Waiter
 
 from .admission.rule import WorkflowConcurrencyLimitExceeded, concurrency
 from .backends.coordinator.backend import CoordinatorBackend
+from .backends.nexus.backend import NexusBackend
 from .backends.redis.backend import RedisBackend
 from .backends.slots.backend import SlotBackend
 from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable, Withdrawn, misuse, misused
@@ -57,7 +58,9 @@ BACKENDS: dict[str, Callable[[Terms], Backend]] = {
 }
 
 
-def _backend(name: str, terms: Terms) -> Backend:
+def _backend(name: str, terms: Terms, endpoint: str | None = None) -> Backend:
+    if endpoint is not None:
+        return NexusBackend(terms, misuse(limits.checked_text, "endpoint", endpoint, limits.NAME_BYTES_MAX))
     if not isinstance(name, str) or name not in BACKENDS:
         message = f"backend must be one of {', '.join(map(repr, BACKENDS))}, not {name!r}"
         raise misused(message)
@@ -73,7 +76,14 @@ def _terms(name: str, capacity: int, lease: Duration, max_waiters: int | None) -
     )
 
 
-def lock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, backend: str = "redis") -> Lock:
+def lock(
+    name: str,
+    *,
+    lease: Duration = 30.0,
+    max_waiters: int | None = None,
+    backend: str = "redis",
+    endpoint: str | None = None,
+) -> Lock:
     """The lock of that name: a semaphore of capacity 1.
 
     Args:
@@ -82,12 +92,14 @@ def lock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, b
         max_waiters: `QueueFull` is raised at once when so many wait.
         backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Locks of different backends do not
             exclude each other.
+        endpoint: The Nexus endpoint of a lock service, perhaps in another namespace, whose lock it is; `backend` does
+            not count then.
 
     Raises:
         ValueError: A parameter is wrong. It is an `ApplicationError` too, and fails the run.
     """
     terms = _terms(name, 1, lease, max_waiters)
-    return Lock(terms, _backend(backend, terms))
+    return Lock(terms, _backend(backend, terms, endpoint))
 
 
 def semaphore(
@@ -97,6 +109,7 @@ def semaphore(
     lease: Duration = 30.0,
     max_waiters: int | None = None,
     backend: str = "redis",
+    endpoint: str | None = None,
 ) -> Semaphore:
     """The semaphore of that name.
 
@@ -107,12 +120,14 @@ def semaphore(
         max_waiters: `QueueFull` is raised at once when so many wait.
         backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Semaphores of different backends do
             not exclude each other.
+        endpoint: The Nexus endpoint of a lock service, perhaps in another namespace, whose semaphore it is; `backend`
+            does not count then.
 
     Raises:
         ValueError: A parameter is wrong. It is an `ApplicationError` too, and fails the run.
     """
     terms = _terms(name, capacity, lease, max_waiters)
-    return Semaphore(terms, _backend(backend, terms))
+    return Semaphore(terms, _backend(backend, terms, endpoint))
 
 
 def rwlock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, backend: str = "redis") -> RWLock:

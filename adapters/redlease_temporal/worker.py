@@ -18,6 +18,7 @@ from temporalio.service import ConnectConfig, ServiceClient
 from temporalio.worker import (
     Replayer,
     ReplayerConfig,
+    UnsandboxedWorkflowRunner,
     Worker,
     WorkerConfig,
     WorkflowReplayResult,
@@ -30,6 +31,8 @@ from redlease.limits import Duration
 from .admission.start_interceptor import AdmissionInterceptor
 from .common.settings import checked
 from .exclusive.decorator import current_hold, exclusive
+from .nexus.acquire_workflow import AcquireWorkflow
+from .nexus.service import LockServiceHandler
 from .plugin.runtime import LIBRARY_WORKFLOWS, Runtime
 from .plugin.worker_interceptor import WorkerInterceptor
 from .workflow_side.metrics import ResourceLabel
@@ -175,6 +178,30 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         """The task queue of the internal worker that the plugin runs beside a client's workers."""
         return self._settings.task_queue_of(client)
 
+    def nexus_worker(self, client: Client, task_queue: str, **options: Any) -> Worker:
+        """A worker that serves locks to workflows of any language and namespace, as the Nexus service `redlease`.
+
+        Run any number of them, in the same way as your other workers. Callers need an endpoint whose target is this
+        client's namespace and task queue.
+
+        Args:
+            client: A client with this plugin.
+            task_queue: A task queue of its own.
+            **options: Further options of a `Worker`.
+
+        Example:
+            >>> async with plugin.nexus_worker(client, "locks"):  # doctest: +SKIP
+            ...     await asyncio.Event().wait()
+        """
+        return Worker(
+            client,
+            task_queue=task_queue,
+            workflows=[AcquireWorkflow],
+            nexus_service_handlers=[LockServiceHandler(self._runtime_of(client).relay)],
+            workflow_runner=UnsandboxedWorkflowRunner(),  # the library's own workflow needs no sandbox
+            **options,
+        )
+
     def _runtime_of(self, client: Client) -> Runtime:
         with self._making:
             return self._runtimes.setdefault(client, Runtime(client, self._settings))
@@ -186,7 +213,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         interceptor = WorkerInterceptor(None, "redlease", self._settings.wait_attempt_s, None)
         config["interceptors"] = [*config.get("interceptors", ()), interceptor]
         given = list(config.get("workflows", ()))
-        config["workflows"] = [*given, *(own for own in LIBRARY_WORKFLOWS if own not in given)]
+        config["workflows"] = [*given, *(own for own in (*LIBRARY_WORKFLOWS, AcquireWorkflow) if own not in given)]
         config["workflow_runner"] = _passing_through(config.get("workflow_runner"))
         return config
 

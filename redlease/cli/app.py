@@ -11,7 +11,18 @@ from redlease.limits import HISTORY_MAX
 from redlease.primitives.overview import Overview, is_known
 
 from .bench import measure, show_measured
-from .changing import Yes, release_everybody, release_ticket, set_capacity, show_change
+from .changing import (
+    LimitJob,
+    Yes,
+    end_pause,
+    lift_limits,
+    release_everybody,
+    release_ticket,
+    set_capacity,
+    set_limit,
+    set_pause,
+    show_change,
+)
 from .connecting import LOCAL, AsJson, Name, Prefix, Url, resource_at, run, tell, told_in_one_line
 from .demo.command import run_demo
 from .doctor.examination import examine
@@ -67,7 +78,10 @@ def list_resources(
     prefix: Prefix = "redlease",
     as_json: AsJson = False,
 ) -> None:
-    """List the resources: what is held, who waits. Those come first whose waiters have waited longest."""
+    """List the resources: what is held, who waits. Those come first whose waiters have waited longest.
+
+    Exits with 1 if one of them cannot be read; its line says why.
+    """
 
     async def look() -> None:
         async with Redlease.from_url(url, prefix=prefix) as client:
@@ -75,6 +89,8 @@ def list_resources(
         show_list(listed, as_json=as_json)
         if not listed:
             tell(f"no resource under the prefix {prefix!r} matches {pattern!r}")
+        if any(each.error for each in listed):
+            raise typer.Exit(1)
 
     run(look())
 
@@ -108,7 +124,7 @@ def run_command(
     timeout: Annotated[
         float | None, typer.Option(min=0, help="Seconds to wait for the permit.", show_default="for ever")
     ] = None,
-    priority: Annotated[int, typer.Option(help="From -100 to 100: may pass earlier requests with less.")] = 0,
+    priority: Annotated[int, typer.Option(help="From 0 to 100: may pass earlier requests with less.")] = 0,
     lease: Annotated[float, typer.Option(min=1, help="Seconds that the permit stays valid without renewal.")] = 30,
     grace: Annotated[float, typer.Option(min=0, help="Seconds from SIGTERM to SIGKILL if the lease is lost.")] = 5,
     url: Url = LOCAL,
@@ -229,6 +245,76 @@ def resize(
     run(set_capacity(name, capacity, url, prefix, yes=yes))
     told = f"The capacity of {name} is {capacity} now."
     show_change(told, {"resource": name, "capacity": capacity}, as_json=as_json)
+
+
+LimitUntil = Annotated[str | None, typer.Option("--until", help="The end: 90s, 30m, 2h, 1d, or 2031-01-31T18:00.")]
+Reason = Annotated[str, typer.Option(help="Why, shown by inspect.")]
+
+
+@app.command()
+def limit(
+    name: Name,
+    *,
+    capacity: Annotated[
+        int | None, typer.Option(min=0, help="Units that may be held, of the resource or the key.")
+    ] = None,
+    per_key: Annotated[int | None, typer.Option(min=0, help="Units that each key may hold.")] = None,
+    key: Annotated[str | None, typer.Option(help="Limit this key only.")] = None,
+    until: LimitUntil = None,
+    reason: Reason = "",
+    yes: Yes = False,
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+    as_json: AsJson = False,
+) -> None:
+    """Limit a resource or a key of it, whatever processes declare, until that ends or `redlease unlimit`."""
+    run(set_limit(LimitJob(name, capacity, per_key, key, until, reason), url, prefix, yes=yes))
+    result: dict[str, object] = {"resource": name, "capacity": capacity, "per_key": per_key, "key": key}
+    show_change(f"{name} is limited.", result, as_json=as_json)
+
+
+@app.command()
+def unlimit(
+    name: Name,
+    *,
+    key: Annotated[str | None, typer.Option(help="Lift the limit of this key only.")] = None,
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+    as_json: AsJson = False,
+) -> None:
+    """Lift the limits of a resource, or of a key of it. Exits with 1 if there was none."""
+    lifted = run(lift_limits(name, key, url, prefix))
+    whose = name if key is None else f"key {key} of {name}"
+    told = f"The limit of {whose} is lifted." if lifted else f"There is no limit of {whose}."
+    show_change(told, {"resource": name, "key": key, "lifted": lifted}, as_json=as_json)
+    if not lifted:
+        raise typer.Exit(1)
+
+
+@app.command()
+def pause(
+    name: Name,
+    *,
+    until: LimitUntil = None,
+    reason: Reason = "",
+    yes: Yes = False,
+    url: Url = LOCAL,
+    prefix: Prefix = "redlease",
+    as_json: AsJson = False,
+) -> None:
+    """Grant nothing of a resource until that ends or `redlease unpause`. Who holds goes on."""
+    run(set_pause(name, until, reason, url, prefix, yes=yes))
+    show_change(f"{name} is paused.", {"resource": name, "paused": True}, as_json=as_json)
+
+
+@app.command()
+def unpause(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
+    """End a pause. Exits with 1 if there was none."""
+    ended = run(end_pause(name, url, prefix))
+    told = f"{name} is not paused any more." if ended else f"{name} was not paused."
+    show_change(told, {"resource": name, "ended": ended}, as_json=as_json)
+    if not ended:
+        raise typer.Exit(1)
 
 
 @app.command()

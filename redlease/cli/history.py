@@ -41,7 +41,7 @@ def lines_of(entries: list[HistoryEntry]) -> Iterator[Text]:
 
 def _cells(entry: HistoryEntry) -> tuple[str, ...]:
     at = datetime.fromtimestamp(entry.at_ms / 1000, UTC).astimezone().replace(tzinfo=None)
-    event = entry.event if entry.capacity is None else f"resized to {units(entry.capacity)}"
+    event = entry.event if entry.capacity is None else f"{entry.event} to {units(entry.capacity)}"
     numbers = (units(entry.weight) if entry.weight else "-", str(entry.fence or "-"))
     spans = ("-" if ms is None else span(ms) for ms in (entry.waited_ms, entry.held_ms))
     at_text = at.isoformat(" ", "milliseconds")

@@ -36,12 +36,25 @@ def lines_of(listed: list[Summary]) -> Iterator[Text]:
     head, *rows = ("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table)
     yield Text(f"{head}  resource", "bold dim")
     for each, row in zip(listed, rows, strict=True):
-        style = "yellow" if each.waiting else "green" if each.in_use else ""
-        yield Text(f"{row}  {plain(each.resource)}", style)
+        yield Text(f"{row}  {name_of(each)}", style_of(each))
+
+
+def name_of(each: Summary) -> str:
+    """Returns the name for the last column; why a resource cannot be read follows it."""
+    return plain(each.resource if each.error is None else f"{each.resource}  ({each.error})")
+
+
+def style_of(each: Summary) -> str:
+    """Returns the colour of a line."""
+    return "red" if each.error else "yellow" if each.waiting else "green" if each.in_use else ""
 
 
 def cells_of(each: Summary) -> tuple[str, ...]:
     """Returns what is held, who waits, and the longest wait and hold, as text."""
+    if each.error is not None:
+        return ("?",) * len(HEADS)
     of_all = "" if each.capacity in (None, CAPACITY_MAX) else f" of {each.capacity}"
+    if each.limit is not None:
+        of_all = f"{of_all}, limit {each.limit}" if each.limit else f"{of_all}, paused"
     spans = (each.longest_wait_ms, each.longest_hold_ms)
     return f"{units(each.in_use)}{of_all}", str(each.waiting), *("-" if ms is None else span(ms) for ms in spans)

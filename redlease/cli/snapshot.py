@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from redlease import Snapshot
+from redlease import Limit, Snapshot
 from redlease.limits import CAPACITY_MAX
 from redlease.primitives.overview import is_known
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
@@ -44,6 +44,7 @@ def lines_of(snapshot: Snapshot, width: int | None) -> Iterator[Text]:
     terminal, so that it can be copied as one word.
     """
     yield Text(_head(snapshot))
+    yield from (Text(_limit(limit, snapshot), "yellow") for limit in snapshot.limits)
     rows = list(_rows(snapshot))
     if not rows:
         return
@@ -79,6 +80,20 @@ def _head(snapshot: Snapshot) -> str:
     held, waiting = f"{units(snapshot.in_use)}{of_all} held", f"{snapshot.waiting} waiting"
     unlisted = f"; the first {SNAPSHOT_LIMIT} of each are listed" if _is_cut(snapshot) else ""
     return f"{name}: {held}, {waiting}, last fence {snapshot.fence or 'unknown'}{unlisted}"
+
+
+def _limit(limit: Limit, snapshot: Snapshot) -> str:
+    """Returns a limit as a sentence."""
+    whose = "each key" if limit.kind == "per_key" else "nobody" if limit.key is None else f"key {plain(limit.key)}"
+    what = f"{whose} is granted anything" if whose == "nobody" else f"{whose} is granted nothing"
+    if limit.units:
+        what = f"{'everybody together' if whose == 'nobody' else whose} may hold at most {limit.units}"
+    ends = "until it is lifted"
+    if limit.until_ms is not None:
+        ends = f"for {_seconds(limit.until_ms - snapshot.server_time_ms)} more"
+    why = f": {plain(limit.reason)}" if limit.reason else ""
+    word = {"limit": "limit", "per_key": "limit", "pause": "pause", "hold_back": "held back"}[limit.kind]
+    return f"  {word} by {plain(limit.owner)}, {ends}: {what}{why}"
 
 
 def units(weight: int) -> str:

@@ -15,8 +15,14 @@ from redlease import limits
 from .refusals import stale_fence
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from sqlalchemy import ColumnElement, Update
     from sqlalchemy.orm import InstrumentedAttribute
+
+    Column: TypeAlias = ColumnElement[int] | InstrumentedAttribute[int]
+else:
+    Update = Column = Any  # for those who look at the types while the program runs, such as frameworks that inject
 
 __all__ = ["FenceTable", "ensure_written", "fenced"]
 
@@ -133,9 +139,7 @@ class FenceTable:
         return self._upsert.format(*_STYLES[style]), values
 
 
-def fenced(
-    statement: Update, fence: int, column: ColumnElement[int] | InstrumentedAttribute[int] | str = "fence"
-) -> Update:
+def fenced(statement: Update, fence: int, column: Column | str = "fence") -> Update:
     """Returns an UPDATE of SQLAlchemy that changes only rows without a higher fence, and records the fence in them.
 
     Args:

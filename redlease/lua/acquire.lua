@@ -1,10 +1,11 @@
 -- acquire: requests a permit; a repeated request gets its existing permit, with a full lease again, or keeps its place.
 -- KEYS: state holders queue waiters
--- ARGV: tag ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label
+-- ARGV: tag ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label key
 --       (arrival: > 0: the sequence it had before, to queue again at that position; 0: at the tail; < 0: minus the rank at
 --       which the search for dead waiters continues if the queue is full; a leading "+": it was queued before, so it does not
---       declare its capacity again; weight: or "weight priority lock_delay_ms history": for each step of the priority it queues ten
---       places ahead of the tail; the delay and how many entries of history to keep become those of the resource unless empty;
+--       declare its capacity again; weight: or "weight priority lock_delay_ms history per_key share": for each step of the
+--       priority it queues ten places ahead of the tail; the delay, how many entries of history to keep, and how many units one
+--       key may have (0: any number) become those of the resource unless empty; key: left out if it has none, see parts/turns.lua;
 --       waiter_lease_ms 0: never queue; max_waiters -1: no limit)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
@@ -12,12 +13,13 @@
 -- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 100 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease, idle, label = tonumber(ARGV[7]), tonumber(ARGV[11]), ARGV[12]
+local is_plain = ARGV[6] == '1' and not ARGV[13]
 
 -- What is usual: a new ticket of weight 1, on a resource without state or with the declared capacity unchanged; no tombstone,
 -- no watcher, no history, and no expiry of the keys to extend. Same effect as the general path after it.
-local was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n')
+local was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g')
 local fence = clock[1] * 1000000 + clock[2]
-if ARGV[6] == '1' and not was[6] and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
+if is_plain and not was[6] and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
   local deadline, its_fence = now + lease, format('%d', fence)
   local ends = format('%d', now + math.max(lease, idle) + math.floor(idle / 64))
   call('ZADD', holders, format('%d', deadline), ticket)
@@ -27,7 +29,7 @@ if ARGV[6] == '1' and not was[6] and call('ZCARD', holders) + call('ZCARD', queu
   call('PEXPIREAT', state, ends)
   return {tag, GRANTED, fence, now, deadline, tonumber(ARGV[8])}
 end
-if ARGV[6] == '1' and not was[9] and not was[10] and was[4] == ARGV[8] and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
+if is_plain and not was[9] and not was[10] and not was[11] and was[4] == ARGV[8] and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
   and fence > tonumber(was[1] or 0) and (not was[7] or now >= tonumber(was[7])) and (not was[8] or now >= tonumber(was[8])) then
   local capacity, used, waiting = tonumber(was[3]), call('ZCARD', holders) + (was[2] or 0), call('ZCARD', queue)
   local since = format('%d', now)
@@ -56,8 +58,9 @@ if ARGV[6] == '1' and not was[9] and not was[10] and was[4] == ARGV[8] and was[6
 end
 
 --#include state
-local weight, wanted, priority = tonumber(ARGV[6]), tonumber(ARGV[8]), 0
+local weight, wanted, priority, share_of_key, key = tonumber(ARGV[6]), tonumber(ARGV[8]), 0, 1, ARGV[13]
 read(ticket)
+turns.key = key
 local buried = tombstones > now and call('ZSCORE', waiters, '!' .. request)
 if buried and math.abs(tonumber(buried)) > now then return {tag, WITHDRAWN} end
 
@@ -68,8 +71,15 @@ if declared ~= wanted and (declared == 0 or string.byte(ARGV[5]) ~= 43) then
   was_declared, declared = declared, wanted
 end
 if not weight then
-  local its_weight, its_priority, delay, entries = string.match(ARGV[6], '^(%d+) (%d+) (%d*) ?(%d*)$')
-  weight, priority = tonumber(its_weight), tonumber(its_priority)
+  local its_weight, its_priority, delay, entries, per_key, its_share =
+    string.match(ARGV[6], '^(%d+) (%d+) (%d*) ?(%d*) ?(%d*) ?([%d.]*)$')
+  weight, priority, share_of_key = tonumber(its_weight), tonumber(its_priority), tonumber(its_share) or 1
+  if per_key ~= '' and tonumber(per_key) ~= turns.limit then
+    local is_higher = tonumber(per_key) == 0 or (turns.limit > 0 and tonumber(per_key) > turns.limit)
+    if turns.count > 0 and is_higher then turns.raised = 1 end
+    turns.limit = tonumber(per_key)
+    set('b', per_key)
+  end
   if delay ~= '' then set('y', delay) end
   if entries == '0' then
     if was[10] then call('HDEL', state, 'n') end
@@ -82,6 +92,10 @@ end
 
 local function grant()
   make_holder(ticket, weight, lease, place, request, label, now + lease, now)
+  if key then
+    turns.add(ticket, key, share_of_key, 0)
+    turns.use(key, weight)
+  end
   commit(now + lease, idle)
   return {tag, GRANTED, fence, now, now + lease, capacity, was_declared}
 end
@@ -89,7 +103,8 @@ end
 -- Free capacity, an empty queue, nothing to reap, except for a history, which tells of losses without delay. The first write is
 -- one that a server out of memory refuses.
 local ahead = call('ZCARD', queue)
-if ahead == 0 and not record and used + weight <= capacity and (not was[10] or call('ZCOUNT', holders, '-inf', now) == 0) then
+if ahead == 0 and not record and not key and used + weight <= capacity and (capacity == was_capacity or expires == 0)
+  and (not was[10] or call('ZCOUNT', holders, '-inf', now) == 0) then
   return grant()
 end
 
@@ -126,7 +141,8 @@ if record then
     was_until = tonumber(call('ZSCORE', holders, ticket) or 0)
     kept = was_until > now
   else
-    kept = lasts(its_place, its_request) and call('ZSCORE', queue, ticket)
+    local _, entry = entry_of(ticket)
+    kept = lasts(its_place, its_request) and call('ZSCORE', queue, entry)
   end
   if kept then
     if its_weight ~= weight then return {tag, OTHER_WEIGHT, its_weight} end
@@ -143,6 +159,7 @@ if record then
 end
 
 if weight > capacity then return {tag, MISFIT, capacity} end
+if key and turns.limit > 0 and weight > turns.limit then return {tag, MISFIT, turns.limit} end
 if waiter_lease > 0 and lapses and tonumber(lapses) <= now then return {tag, LAPSED} end
 
 if queued_since and waiter_lease > 0 then
@@ -157,6 +174,9 @@ local more = 0
 if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
   or (record and not queued_since) then
   if not queued_since then call('HSET', state, 'c', capacity) end -- refused when out of memory, which ends the script here
+  if capacity ~= was_capacity then
+--#include limits
+  end
   if record and not queued_since then
     local its_weight, its_fence = parse(record)
     if its_fence ~= '0' then
@@ -165,47 +185,62 @@ if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
       remove_waiter(ticket)
     end
   end
+  if key and turns.limited and not queued_since then -- expired permits and dead waiters of its key, though capacity is free
+    reap(BATCH)
+    if used < capacity then turns.use(key, 0) end
+  end
   more = grant_waiting()
   if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) and reap(BATCH) == BATCH then more = 1 end
   if was_capacity > capacity then publish_capacity() end
   commit(deadline, idle)
-  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10]}, false
+  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10], [11] = was[11]}, false
   ahead, wait = call('ZCARD', queue), soonest()
 end
 
 -- A priority moves a request forward by a bounded number of arrivals: so many later ones, and no more, may pass an earlier one.
 local its_sequence = arrival > 0 and arrival or sequence + 1 - 10 * priority
-local before = ahead -- how many are granted first
-if not queued_since and (arrival > 0 or priority ~= 0) then
+local before, turn = ahead, nil -- how many are granted first; the tag, if there are keys
+if not queued_since and turns.before_all then
+  turn, before = turns.before_all(key, weight, its_sequence, ticket, share_of_key)
+elseif not queued_since and (arrival > 0 or priority ~= 0) then
   before = call('ZCOUNT', queue, '-inf', format('(%d', its_sequence))
 end
 
 if queued_since then
-  before = call('ZRANK', queue, ticket)
+  local its_key, entry = entry_of(ticket)
+  before = call('ZRANK', queue, entry)
+  if before and turns.rank then before = turns.rank(its_key, entry) end
   if not before then -- granted just now
     local text = call('HGET', state, 't' .. ticket)
+    if not text and turns.limit > 0 and weight > turns.limit then return {tag, MISFIT, turns.limit} end -- of its key, from now on
     if not text then return {tag, LAPSED} end -- and deleted: see `commit`
     local _, its_fence, _, since = parse(text)
     return held(its_fence, since, tonumber(call('ZSCORE', holders, ticket)))
   end
-elseif before == 0 and used + weight <= capacity then
+elseif before == 0 and used + weight <= capacity and (turn or not key) then
   if ahead > 0 then set('s', format('%d', sequence + 1)) end -- it passes those who wait, and counts as an arrival
+  if turn then turns.virtual = math.max(turns.virtual, turn) end
   return grant()
 elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
   -- Only live waiters count. The queue may contain dead ones behind its head if a place has lapsed since the last full
   -- check; one call checks a part of the queue.
   local at, looked = math.abs(arrival), tonumber(call('HGET', state, 'l') or 0)
   if call('ZCOUNT', waiters, format('(%d', looked), now) > 0 then
-    for _, other in ipairs(call('ZRANGE', queue, at, at + 10 * BATCH - 1)) do
+    for _, entry in ipairs(call('ZRANGE', queue, at, at + 10 * BATCH - 1)) do
+      local other = ticket_of(entry)
       local _, _, _, _, its_place, its_request = parse(call('HGET', state, 't' .. other) or '')
       if its_place and lasts(its_place, its_request) then
         at = at + 1
       else
         remove_waiter(other)
         if at < before then before = before - 1 end
-        ahead, more = ahead - 1, 1
+        ahead, more = call('ZCARD', queue), 1 -- with it may have gone others of its key
         if ahead < most then break end
       end
+    end
+    if turns.store then
+      turns.store()
+      wait = soonest() -- another waiter of a key may be the first
     end
     if arrival == 0 and at >= ahead then call('HSET', state, 'l', format('%d', now)) end
   else
@@ -216,12 +251,20 @@ end
 if waiter_lease == 0 then return {tag, BUSY, more} end
 
 if queued_since then
-  its_sequence = tonumber(call('ZSCORE', queue, ticket))
+  local its_key, entry, _, arrived = entry_of(ticket)
+  its_sequence = its_key and arrived or tonumber(call('ZSCORE', queue, entry))
+elseif key then
+  call('HSET', state, 't' .. ticket, share.record(weight, '0', lease, now, place, claim, label))
+  turns.add(ticket, key, share_of_key, its_sequence)
 else
+  if turns.without_key then turns.without_key() end
   call('ZADD', queue, format('%d', its_sequence), ticket)
+end
+if not queued_since then
   set('s', format('%d', arrival > 0 and math.max(sequence, arrival) or sequence + 1))
   local new_place = call('ZADD', waiters, 'GT', format('%d', deadline), place) == 1
   if new_place then share.forget() end
+  if key then turns.enter(key, ticket, its_sequence) end -- behind its place, by which it lives
   new_waiter = new_place or ahead == 0
 end
 write('0', queued_since or format('%d', now))

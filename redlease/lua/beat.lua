@@ -8,10 +8,15 @@
 local tag, place, waiter_lease, ticket, idle = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
 --#include state
---#include queue
 read(ticket)
+--#include queue
 if capacity == 0 or not alive(place) then return {tag, LAPSED} end
-local wait, ahead, more = soonest(), call('ZRANK', queue, ticket), 0
+local key, entry = entry_of(ticket)
+local function rank()
+  local found = call('ZRANK', queue, entry)
+  return found and turns.rank and turns.rank(key, entry) or found
+end
+local wait, ahead, more = soonest(), rank(), 0
 local deadline = now + waiter_lease
 call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
 call('ZADD', waiters, 'GT', format('%d', deadline), place)
@@ -19,6 +24,6 @@ call('ZADD', waiters, 'GT', format('%d', deadline), place)
 local due = wait == 0 or used < capacity
 if due then more = grant_waiting() end
 if due or expires < math.max(now + idle, deadline) then commit(deadline, idle) end
-if due then wait, ahead = soonest(), call('ZRANK', queue, ticket) end
+if due then wait, ahead = soonest(), rank() end
 if not ahead then return {tag, GRANTED} end
 return {tag, QUEUED, ahead, wait, capacity, more}

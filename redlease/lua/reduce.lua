@@ -6,8 +6,8 @@
 local tag, ticket, its_fence, weight, idle = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 
 --#include state
---#include queue
 read(ticket)
+--#include queue
 if not record then return {tag, 0, 0} end
 local its_weight, held_fence, _, since, _, _, label = parse(record)
 local deadline = held_fence == its_fence and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
@@ -18,6 +18,8 @@ call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so a
 local shared = string.byte(record) == 48 and '0' or ''
 call('HSET', state, 't' .. ticket, shared .. format('%d', weight) .. string.match(record, '^%d+( .*)$'))
 used, excess = used - its_weight + weight, excess - its_weight + weight
+local key = entry_of(ticket)
+if key then turns.use(key, weight - its_weight) end
 note('reduced', ticket, held_fence, weight, now - since, label)
 local more = grant_waiting()
 commit(now, idle)

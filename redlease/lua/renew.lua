@@ -18,9 +18,11 @@ if was_until <= now then return {tag, 0, capacity, 0} end
 local waiting = call('ZCARD', queue)
 local deadline = shorten ~= '0' and shorten ~= 'write' and string.byte(record) ~= 48 and now + lease or math.max(was_until, now + lease)
 if was_until > deadline then
+  (function() -- a function of its own, so that its locals enlarge no other call's stack
 --#include queue
-  publish_to_head()
-  if shorten == 'told' then publish(place, 'r ' .. request) end
+    publish_to_head()
+    if shorten == 'told' then publish(place, 'r ' .. request) end
+  end)()
 end
 call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
 lease_until(ticket, deadline)

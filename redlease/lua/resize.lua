@@ -6,12 +6,13 @@
 local tag, wanted, idle = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
 --#include state
---#include queue
 read('')
+--#include queue
 for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, before the first write
 local shrinks = wanted < capacity
 capacity = wanted
 call('HSET', state, 'c', capacity)
+--#include limits
 local more = grant_waiting()
 if shrinks then publish_capacity() end
 commit(now, idle)

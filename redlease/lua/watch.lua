@@ -6,8 +6,8 @@
 local tag, watch_ms = ARGV[1], tonumber(ARGV[2])
 
 --#include state
---#include queue
 read('')
+--#include queue
 local wait = soonest()
 watched = math.max(watched, now + watch_ms)
 local longer = expires < watched

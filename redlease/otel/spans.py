@@ -14,11 +14,11 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanContext, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from redlease.events import Abandoned, Event, Granted, Lost, Released
+from redlease.events import Abandoned, Detached, Event, Granted, Lost, Released
 
 KEPT_MOST = 10_000  # open spans, and resources whose last hold is known; permits may be released elsewhere
 RESOURCE, TICKET, FENCE, WEIGHT = "redlease.resource", "redlease.ticket", "redlease.fence", "redlease.weight"
-REASON, ERROR = "redlease.loss.reason", "error.type"
+REASON, ERROR, DETACHED = "redlease.loss.reason", "error.type", "redlease.detached"
 
 _trace_context = TraceContextTextMapPropagator()
 
@@ -59,7 +59,7 @@ class Spans:
         if isinstance(event, Granted | Abandoned):
             if trace.get_current_span().is_recording():
                 self._asked(event)
-        elif self._holds and isinstance(event, Released | Lost):
+        elif self._holds and isinstance(event, Released | Lost | Detached):
             self._end(event)
 
     def _asked(self, event: Granted | Abandoned) -> None:
@@ -83,14 +83,18 @@ class Spans:
             span.set_status(StatusCode.ERROR)
         span.end(now_ns)
 
-    def _end(self, event: Released | Lost) -> None:
+    def _end(self, event: Released | Lost | Detached) -> None:
         span = self._holds.pop((event.resource, event.ticket, event.fence), None)
         if span is None:
             return
         if isinstance(event, Lost):
             span.set_attribute(REASON, event.reason)
             span.set_status(StatusCode.ERROR, "the permit was lost")
+        elif isinstance(event, Detached):
+            span.set_attribute(DETACHED, True)
         span.end()
+        if isinstance(event, Detached):  # nobody's wait ended with it
+            return
         self._ended[event.resource] = span.get_span_context(), time_ns()
         self._ended.move_to_end(event.resource)
         if len(self._ended) > KEPT_MOST:

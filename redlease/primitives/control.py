@@ -7,11 +7,13 @@ from collections.abc import AsyncGenerator
 from typing import Literal
 
 from redlease import limits
-from redlease.models import HistoryEntry, Position, Snapshot
-from redlease.options import AcquireOptions
-from redlease.protocol import snapshots
+from redlease.limits import Duration, Until
+from redlease.models import HistoryEntry, LimitKind, Position, Snapshot
+from redlease.options import AcquireOptions, own_name
+from redlease.protocol import arguments, snapshots
 from redlease.protocol.encoding import Resource
 from redlease.protocol.histories import HISTORY_COUNT
+from redlease.protocol.replies import LimitSet
 from redlease.session.watching import snapshots_of
 from redlease.tickets import Tickets
 
@@ -53,8 +55,9 @@ class ResourceControl:
         Raises:
             Unavailable: The server was not reached.
         """
-        capacity, in_use, waiting = await self._tickets.occupancy(self._resource)
-        return waiting > 0 or in_use >= (capacity or self._terms.capacity)
+        capacity, in_use, waiting, limit = await self._tickets.occupancy(self._resource)
+        capacity = capacity or self._terms.capacity
+        return waiting > 0 or in_use >= (capacity if limit is None else min(capacity, limit))
 
     async def position(self, ticket: str) -> Position | None:
         """Returns where a request stands in the queue, and about how long it will wait, by its ticket.
@@ -101,6 +104,117 @@ class ResourceControl:
         limits.checked_count("capacity", capacity)
         if await self._tickets.resize(self._resource, capacity, idle_ttl_ms=self._terms.idle_ttl_ms):
             self._session.keeper.follow_up(self._resource, self._terms)
+
+    # Limits
+
+    async def limit(
+        self,
+        capacity: int | None = None,
+        *,
+        per_key: int | None = None,
+        key: str | None = None,
+        until: Until = None,
+        reason: str = "",
+    ) -> None:
+        """Limits how many units may be held, whatever processes declare, until that ends or `unlimit` lifts it.
+
+        It takes effect at once and for all processes: what is held stays, and nothing is granted until fewer units are
+        held than the limit. A request that is heavier than the limit waits, and those behind it wait with it.
+
+        Args:
+            capacity: How many units, of the resource or, with `key`, of that key; 0: none.
+            per_key: How many units each key may have that has no limit of its own.
+            key: The key whose units are limited.
+            until: When it ends: so many seconds from now, a timedelta, or a datetime with a time zone, which is
+                compared with the server's clock. None: when it is lifted.
+            reason: Shown by `inspect()`, with the client's `owner`.
+
+        Raises:
+            Unavailable: The server was not reached. The call may be repeated.
+            ValueError: A parameter is wrong, or the time is over already.
+
+        Example:
+            >>> await pool.limit(2, until=3600, reason="the vendor asked us to")  # doctest: +SKIP
+            >>> await pool.limit(1, key="acme")  # doctest: +SKIP
+        """
+        if (capacity is None) == (per_key is None):
+            raise ValueError("give either capacity or per_key")
+        if per_key is not None:
+            if key is not None:
+                raise ValueError("per_key limits each key: a limit of one key is its capacity")
+            await self._set_limit("per_key", None, limits.checked_count("per_key", per_key, 0), until, reason)
+        elif capacity is not None:
+            await self._set_limit("limit", key, limits.checked_count("capacity", capacity, 0), until, reason)
+
+    async def unlimit(self, *, key: str | None = None) -> bool:
+        """Lifts what `limit` and `hold_back` have set: of the resource and of each key, or of that key alone.
+
+        Returns whether there was a limit.
+
+        Raises:
+            Unavailable: The server was not reached. The call may be repeated.
+        """
+        kinds: tuple[LimitKind, ...] = ("hold_back", "limit") if key else ("hold_back", "limit", "per_key")
+        return any([await self._lift_limit(kind, key) for kind in kinds])
+
+    async def pause(self, *, until: Until = None, reason: str = "") -> None:
+        """Grants nothing until that ends or `unpause`; who holds goes on. `limit` stays what it is.
+
+        Parameters and errors are those of `limit`.
+        """
+        await self._set_limit("pause", None, 0, until, reason)
+
+    async def unpause(self) -> bool:
+        """Ends a pause; returns whether there was one.
+
+        Raises:
+            Unavailable: The server was not reached. The call may be repeated.
+        """
+        return await self._lift_limit("pause", None)
+
+    async def hold_back(self, key: str | None, delay: Duration, *, reason: str = "") -> None:
+        """Grants nothing of that key so long, as after a vendor's answer 429 with Retry-After; None: nothing at all.
+
+        Call it while you hold, so that nobody begins in between. A later call counts instead of an earlier one.
+
+        Args:
+            key: The key, or None for the whole resource.
+            delay: Seconds or a timedelta.
+            reason: Shown by `inspect()`.
+
+        Raises:
+            Unavailable: The server was not reached. The call may be repeated.
+            ValueError: A parameter is wrong.
+
+        Example:
+            >>> async with pool.hold(key="acme"):  # doctest: +SKIP
+            ...     response = await client.get(url)
+            ...     if response.status_code == 429:
+            ...         await pool.hold_back("acme", float(response.headers["Retry-After"]))
+        """
+        await self._set_limit("hold_back", key, 0, limits.milliseconds("delay", delay, 1) / 1000, reason)
+
+    async def _set_limit(self, kind: LimitKind, key: str | None, units: int, until: Until, reason: str) -> None:
+        reasons = limits.checked_reason(reason)
+        if not (await self._change_limit(kind, key, units, limits.checked_until(until), reasons)).until_ms:
+            raise ValueError(f"until must be in the future: {until!r} is over by the clock of the server")
+
+    async def _lift_limit(self, kind: LimitKind, key: str | None) -> bool:
+        return (await self._change_limit(kind, key, None, "", {})).until_ms > 0
+
+    async def _change_limit(
+        self, kind: LimitKind, key: str | None, units: int | None, until: str, reasons: dict[str, str]
+    ) -> LimitSet:
+        if key is not None:
+            limits.checked_text("key", key, limits.KEY_BYTES_MAX)
+        terms = self._terms
+        label = arguments.label(terms.owner or own_name(), reasons)
+        done = await self._tickets.limit(
+            self._resource, kind, key, units, until, idle_ttl_ms=terms.idle_ttl_ms, label=label
+        )
+        if done.more:
+            self._session.keeper.follow_up(self._resource, terms)
+        return done
 
     async def release_all(self, *, queue: bool = False) -> int:
         """Releases the permits of all holders, with `queue` first all waiters, and notifies their clients.

@@ -90,6 +90,7 @@ class PrimitiveFactory:
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
         history: int | None = None,
+        per_key: int | None = None,
         durability: Durability | None = None,
     ) -> Semaphore:
         """Makes the semaphore of that name.
@@ -106,6 +107,9 @@ class PrimitiveFactory:
                 what it sent late arrives before the next holder begins. It is a setting of the resource, which the next
                 acquire stores; None leaves it as it is, at first 0. At most `idle_ttl`.
             history: See the class.
+            per_key: Units that requests with one `key` may hold at once; 0 for no such limit. A key at its limit does
+                not hold up others. It is a setting of the resource, as `lock_delay` is. Requests without a key have
+                none.
             durability: How many replicas must have a grant before the caller gets it; by default none.
 
         Raises:
@@ -113,7 +117,9 @@ class PrimitiveFactory:
             RedleaseError: The client is closed.
         """
         limits.checked_count("capacity", capacity)
-        usual = self._wish(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, history, durability)
+        usual = self._wish(
+            *(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, history, durability, per_key)
+        )
         return Semaphore(self.tickets, self._resource(name), usual)
 
     def rwlock(
@@ -290,6 +296,7 @@ class PrimitiveFactory:
         lock_delay: Duration | None,
         history: int | None,
         durability: Durability | None,
+        per_key: int | None = None,
     ) -> AcquireOptions:
         terms = options.changed_terms(
             self._terms,
@@ -301,6 +308,7 @@ class PrimitiveFactory:
             max_waiters=max_waiters,
             lock_delay=lock_delay,
             history=history,
+            per_key=per_key,
             durability=durability,
         )
         return AcquireOptions.usual(terms)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from redlease import clock
+from redlease.errors import RedleaseError
 from redlease.limits import CAPACITY_MAX
 from redlease.models import Snapshot
 from redlease.protocol.encoding import Resource
+from redlease.protocol.globs import matches
 from redlease.tickets import Tickets, Totals
 
 # What who only looks declares as the capacity, and so finds as that of a resource that is unknown to the server.
@@ -18,7 +18,7 @@ UNDECLARED = CAPACITY_MAX
 # How many holders of a resource are looked at for the longest hold, so that each costs the server little.
 LOOKED_AT = 100
 BATCH = 256  # resources that are asked for together, so that memory is bounded however many there are
-EACH_MS = 6  # how long no other resource is read, for each that is: 300 times what that costs the server
+EACH_MS = 10  # how long no other resource is read, for each that is: 500 times what that costs an idle server
 SCAN_EVERY_MS = 10_000  # how often new names are looked for, at most
 SCAN_SHARE = 100  # and how much longer than the last search the pause before the next one is: others may have many keys
 
@@ -37,6 +37,8 @@ class Summary:
         longest_wait_ms: How long the first request in the queue has waited.
         fence: The last fence granted, 0 if none is known.
         history: How many entries of history are kept, 0 for none.
+        limit: How many units a limit allows to be held, 0 while the resource is paused; None if none is set.
+        error: Why the resource cannot be read, and all numbers are 0 or None; else None.
     """
 
     resource: str
@@ -47,18 +49,14 @@ class Summary:
     longest_wait_ms: int | None
     fence: int
     history: int
+    error: str | None = None
+    limit: int | None = None
 
 
 def is_known(snapshot: Snapshot) -> bool:
     """Returns True if the server has state of the resource; the snapshot was taken with `UNDECLARED`."""
-    return snapshot.capacity != UNDECLARED or bool(snapshot.fence or snapshot.holders or snapshot.waiters)
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Returns True if the name matches a glob as Redis has them: `*`, `?`, `[ab]`, `[^ab]`, and a backslash."""
-    # fnmatch negates with "!", and has no backslash but for a set of one character.
-    translated = re.sub(r"\\(.)", lambda found: f"[{found[1]}]", pattern).replace("[^", "[!")
-    return fnmatchcase(name, translated)
+    seen = snapshot.fence or snapshot.holders or snapshot.waiters or snapshot.limits
+    return snapshot.capacity != UNDECLARED or bool(seen)
 
 
 class Overview:
@@ -81,15 +79,15 @@ class Overview:
         self._tickets = tickets
         self._pattern = pattern
         self._known: dict[str, Resource] = {}
-        self._seen: dict[str, tuple[float, Totals]] = {}  # and when, by the local clock
+        self._seen: dict[str, tuple[float, Totals | RedleaseError]] = {}  # and when, by the local clock
         self._scan_at_ms = self._all_at_ms = 0.0
 
     async def look(self, shown: Collection[str] | None = None) -> list[Summary]:
-        """Returns the resources, sorted by what needs attention: the longest wait, then the name.
+        """Returns the resources, sorted by what needs attention: what cannot be read, the longest wait, then the name.
 
         Args:
             shown: The names that a live view shows. They are read at each look, and all others only so often that the
-                server spends less than a hundredth of its time on them: of a thousand resources, every six seconds.
+                server spends less than a hundredth of its time on them: of a thousand resources, every ten seconds.
                 In between, their waits and holds are assumed to go on. By default all are read.
 
         Raises:
@@ -106,13 +104,13 @@ class Overview:
             self._all_at_ms = now_ms + EACH_MS * len(self._known)
         now_ms = clock.now_ms()
         found = [_summary(name, totals, int(now_ms - read_ms)) for name, (read_ms, totals) in self._seen.items()]
-        return sorted(found, key=lambda each: (-(each.longest_wait_ms or 0), each.resource))
+        return sorted(found, key=lambda each: (each.error is None, -(each.longest_wait_ms or 0), each.resource))
 
     async def _read(self, resources: list[Resource]) -> None:
         for at in range(0, len(resources), BATCH):
             batch = resources[at : at + BATCH]
             for resource, totals in zip(batch, await self._tickets.totals(batch, LOOKED_AT), strict=True):
-                if totals.capacity or totals.fence:
+                if isinstance(totals, RedleaseError) or totals.capacity or totals.fence:
                     self._seen[resource.name] = clock.now_ms(), totals
                 else:  # its state has expired
                     self._known.pop(resource.name, None)
@@ -127,8 +125,10 @@ class Overview:
         self._scan_at_ms = now_ms + max(SCAN_EVERY_MS, SCAN_SHARE * (now_ms - began_ms))
 
 
-def _summary(name: str, totals: Totals, since_ms: int) -> Summary:
+def _summary(name: str, totals: Totals | RedleaseError, since_ms: int) -> Summary:
     """Returns the line for what was read so long ago."""
+    if isinstance(totals, RedleaseError):
+        return Summary(name, None, 0, 0, None, None, 0, 0, str(totals))
     now_ms = totals.now_ms + since_ms
     return Summary(
         name,
@@ -139,4 +139,5 @@ def _summary(name: str, totals: Totals, since_ms: int) -> Summary:
         now_ms - totals.queued_since_ms if totals.queued_since_ms else None,
         totals.fence,
         totals.history,
+        limit=None if totals.limit < 0 else totals.limit,
     )

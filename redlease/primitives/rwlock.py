@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from redlease.limits import CAPACITY_MAX
+from redlease.limits import CAPACITY_MAX, Until
 from redlease.models import Permit, Snapshot, Waiter
 from redlease.options import AcquireOptions
 from redlease.protocol.encoding import Resource
@@ -21,6 +21,19 @@ class Side(Semaphore):
         """Raises ValueError: a read-write lock has no capacity to set."""
         raise ValueError(f"{self.name!r} cannot be resized to {capacity}: a read-write lock has no capacity")
 
+    async def limit(
+        self,
+        capacity: int | None = None,
+        *,
+        per_key: int | None = None,
+        key: str | None = None,
+        until: Until = None,
+        reason: str = "",
+    ) -> None:
+        """Raises ValueError: a read-write lock has no capacity to limit; it can be paused."""
+        del capacity, per_key, key, until, reason
+        raise ValueError(f"{self.name!r} cannot be limited: a read-write lock has no capacity. `pause` stops grants")
+
 
 class ReadSide(Side):
     """Held by any number of readers at once, while no writer holds the other side. Made by `Redlease.rwlock`."""
@@ -35,8 +48,8 @@ class WriteSide(Side):
         Raises:
             Unavailable: The server was not reached.
         """
-        _, in_use, waiting = await self._tickets.occupancy(self._resource)
-        return in_use > 0 or waiting > 0
+        occupied = await self._tickets.occupancy(self._resource)
+        return occupied.in_use > 0 or occupied.waiting > 0 or occupied.limit is not None
 
 
 class RWLock:

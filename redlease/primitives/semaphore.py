@@ -71,6 +71,8 @@ class Semaphore(ResourceControl):
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        key: str | None = None,
+        share: float = 1,
         on_lost: OnLost = "cancel",
         max_hold: Duration | None = None,
     ) -> HoldRequest:
@@ -87,6 +89,9 @@ class Semaphore(ResourceControl):
             metadata: Shown by `inspect()`.
             priority: From 0 to 100. For each step that its priority is above theirs, the request may be served before
                 up to ten earlier ones; those of equal priority are served in the order of arrival.
+            key: Requests with different keys take turns, however many of each wait: a customer, say. Those of one key
+                are served in the order of arrival. Requests without a key take turns as one more key.
+            share: How large a share of the turns its key gets beside keys of share 1, from 0.001 to 1000.
             on_lost: "cancel" cancels the body when the permit is lost, "signal" only sets `hold.lost`.
             max_hold: Seconds after which renewal stops and the lease runs out.
 
@@ -102,7 +107,7 @@ class Semaphore(ResourceControl):
             ValueError: A parameter is wrong, or the weight can never fit.
         """
         fate = checked_hold_options(on_lost, max_hold)
-        wish = self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority)
+        wish = self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority, key=key, share=share)
         return HoldRequest(self._resource.name, self._obtain, wish, fate)
 
     def guarded(
@@ -167,15 +172,16 @@ class Semaphore(ResourceControl):
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        key: str | None = None,
+        share: float = 1,
     ) -> Permit:
         """Acquires a permit as data, which redlease does not renew: it expires after `lease` seconds.
 
         The caller renews it with `renew` and ends it with `release`; `hold()` does both by itself. The parameters and
         errors are those of `hold`, except `on_lost`, `max_hold` and `LeaseLost`.
         """
-        permit = await self._acquire_permit(
-            self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority)
-        )
+        wish = self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority, key=key, share=share)
+        permit = await self._acquire_permit(wish)
         if permit is None:
             raise not_queued(self.name, ticket)
         return permit
@@ -187,6 +193,7 @@ class Semaphore(ResourceControl):
         weight: int = 1,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
+        key: str | None = None,
     ) -> Permit | None:
         """Acquires a permit if capacity is free, else returns None. Never queues, and never passes a waiter.
 
@@ -197,7 +204,7 @@ class Semaphore(ResourceControl):
             RedleaseError: The server refused, or the client is closed.
             ValueError: A parameter is wrong, or the weight can never fit.
         """
-        return await self._acquire_permit(self._usual.changed(0.0, ticket, weight, owner, metadata))
+        return await self._acquire_permit(self._usual.changed(0.0, ticket, weight, owner, metadata, key=key))
 
     async def adopt(
         self, permit: Permit, *, refence: bool = True, on_lost: OnLost = "cancel", max_hold: Duration | None = None
@@ -216,14 +223,14 @@ class Semaphore(ResourceControl):
         fate = checked_hold_options(on_lost, max_hold)
         self._session.check_open()
         terms = self._terms._replace(owner=self._terms.owner or own_name())
-        written = arguments.label(terms.owner, limits.checked_metadata(permit.metadata, is_new=False))
+        written = arguments.label(terms.owner, limits.checked_metadata(permit.metadata, is_new=False), permit.key or "")
         forget_ticket = self._session.remembered.claim_ticket(self._resource, permit.ticket)
         # A repeated call uses the same request id, so that it gets what a call with a lost reply was granted.
         key = (self._resource.state_key, permit.ticket, permit.fence)
         # A permit granted to a lost call has expired by then, unless another process renews it.
         lasts_ms = self._connection.limit_ms + terms.lease_ms
         request = self._session.remembered.adoption(key, self._session.hold_ids, lasts_ms)
-        ask = AcquireRequest(self._resource, terms, permit.ticket, request, permit.weight)
+        ask = AcquireRequest(self._resource, terms, permit.ticket, request, permit.weight, key=permit.key or "")
         told: list[Message] = []
         self._tickets.listen(request, told.append)
         try:
@@ -289,7 +296,8 @@ class Semaphore(ResourceControl):
         the queue too. If a permit is no longer held, logs a warning: its holder may have worked without it.
 
         Raises:
-            Unavailable: The server was not reached. The release of a permit is retried until its lease has expired.
+            Unavailable: The server was not reached within the client's `call_timeout`. The release of a permit is
+                retried in the background until its lease has expired.
         """
         if isinstance(permit, str):
             limits.checked_text("ticket", permit, limits.TICKET_BYTES_MAX)
@@ -344,22 +352,19 @@ class Semaphore(ResourceControl):
     # Internals
 
     def _named(self, name: str) -> Self:
-        """Returns the same primitive of another name."""
+        """Returns the same of another name."""
         return type(self)(self._tickets, self._tickets.resource(name), self._usual)
 
     def _ask(self, wish: AcquireOptions, ids: RequestIds) -> tuple[AcquireRequest, Callable[[], None]]:
         """Returns the request, and a callback that frees its ticket for reuse in this client."""
-        session, ticket = self._session, wish.ticket
-        own_ticket, request, packed_ids = ids.draw()
+        drawn, request, packed_ids = ids.draw()
         if not wish.terms.owner:
             wish = self._owned(wish)
-        if ticket is None:
-            ask = AcquireRequest(
-                self._resource, wish.terms, own_ticket, request, wish.weight, wish.packed, 0, packed_ids
-            )
-            return ask, _nothing
-        ask = AcquireRequest(self._resource, wish.terms, ticket, request, wish.weight, wish.packed)
-        return ask, session.remembered.claim_ticket(self._resource, ticket)
+        terms, weight, packed, key = wish.terms, wish.weight, wish.packed, wish.turn.key
+        if wish.ticket is None:
+            return AcquireRequest(self._resource, terms, drawn, request, weight, packed, 0, packed_ids, key), _nothing
+        ask = AcquireRequest(self._resource, terms, wish.ticket, request, weight, packed, key=key)
+        return ask, self._session.remembered.claim_ticket(self._resource, wish.ticket)
 
     def _owned(self, wish: AcquireOptions) -> AcquireOptions:
         """Returns the options with the default owner, which names the current process."""
@@ -379,6 +384,7 @@ class Semaphore(ResourceControl):
         return Permit(
             *(self.name, ask.ticket, granted.fence, ask.weight, granted.capacity, terms.lease_ms),
             *(granted.granted_at_ms, granted.expires_at_ms, terms.owner, dict(wish.metadata)),
+            key=wish.turn.key or None,
         )
 
     async def _obtain(self, wish: AcquireOptions, *, claim: bool = False) -> Obtained:
@@ -398,13 +404,12 @@ class Semaphore(ResourceControl):
             if ask.terms.replicas and granted is not None:
                 await self._replicated(waiting, granted.fence)
             if (emit := self._session.keeper.emit) is not None and granted is not None:
-                emit(events.Granted(*waiting.ask.subject(), granted.fence, *_waited(waiting, now_ms)))
+                emit(events.Granted(*waiting.ask.subject(), granted.fence, *waiting.waited(now_ms)))
         except BaseException as error:
             self._session.give_up(waiting)
             forget_ticket()
             if (emit := self._session.keeper.emit) is not None:
-                waited = _waited(waiting, clock.now_ms())
-                emit(events.Abandoned(*waiting.ask.subject(), *waited, type(error).__name__))
+                emit(events.Abandoned(*waiting.ask.subject(), *waiting.waited(clock.now_ms()), type(error).__name__))
             raise
         finally:
             if timer is not None:
@@ -438,11 +443,6 @@ class Lock(Semaphore):
         >>> async with client.lock("invoice:42", lease=30) as hold:  # doctest: +SKIP
         ...     await pay(fence=hold.fence)
     """
-
-
-def _waited(waiting: PendingAcquire, now_ms: float) -> tuple[float, bool]:
-    """Returns how many seconds a request has waited, and whether it was queued."""
-    return (now_ms - waiting.asked_ms) / 1000, waiting.place is not None
 
 
 def _nothing() -> None:

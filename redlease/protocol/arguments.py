@@ -20,6 +20,7 @@ class Terms(NamedTuple):
     idle_ttl_ms: int = 86_400_000
     lock_delay_ms: int | None = None
     history: int | None = None
+    per_key: int | None = None
     replicas: int = 0
     replicas_ms: int = 0
 
@@ -30,7 +31,7 @@ class AcquireRequest(NamedTuple):
     `request` is a secret id that distinguishes the copies of this request from other requests with the same ticket.
     `arrival` is the sequence that the request had in the queue, to queue again at that position; 0: at the tail.
     `packed_terms` is the result of `pack_terms`, empty if the request is never sent. `packed_ids` is the ticket and the
-    request id, if they are packed already.
+    request id, if they are packed already. `key` is that of its `Turn`.
     """
 
     resource: Resource
@@ -41,15 +42,28 @@ class AcquireRequest(NamedTuple):
     packed_terms: bytes = b""
     arrival: int = 0
     packed_ids: bytes = b""
+    key: str = ""
 
     def subject(self) -> tuple[str, str, int]:
         """Returns what events about it begin with: resource, ticket and weight."""
         return self.resource.name, self.ticket, self.weight
 
 
-def label(owner: str, metadata: dict[str, str]) -> str:
-    """Returns owner and metadata as a record stores them."""
-    return json.dumps([owner, metadata], separators=(",", ":"), ensure_ascii=False) if metadata else _plain_label(owner)
+class Turn(NamedTuple):
+    """Whose turn a request takes: that of a key, which gets so large a share of the turns. No key is one more key."""
+
+    key: str = ""
+    share: float = 1
+
+
+WITHOUT_KEY = Turn()
+
+
+def label(owner: str, metadata: dict[str, str], key: str = "") -> str:
+    """Returns owner, metadata and key as a record stores them."""
+    if not metadata and not key:
+        return _plain_label(owner)
+    return json.dumps([owner, metadata, *([key] if key else ())], separators=(",", ":"), ensure_ascii=False)
 
 
 @lru_cache(maxsize=64)
@@ -76,15 +90,19 @@ def _place_and_arrival(place: str, arrival: int | str) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def pack_terms(terms: Terms, weight: int, written: str, *, priority: int = 0, queue: bool = True) -> bytes:
+def pack_terms(
+    terms: Terms, weight: int, written: str, *, priority: int = 0, turn: Turn = WITHOUT_KEY, queue: bool = True
+) -> bytes:
     """Packs the arguments that many acquires share; `queue`: the request may wait for its grant."""
     waiter_lease_ms = terms.waiter_lease_ms if queue else 0
     most = -1 if terms.max_waiters is None else terms.max_waiters
     asked: int | str = weight
-    settings = ["" if setting is None else str(setting) for setting in (terms.lock_delay_ms, terms.history)]
-    if priority or any(settings):
-        asked = " ".join((str(weight), str(priority), *settings))
-    return pack(asked, terms.lease_ms, terms.capacity, waiter_lease_ms, most, terms.idle_ttl_ms, written)
+    given = (terms.lock_delay_ms, terms.history, terms.per_key)
+    settings = ["" if setting is None else str(setting) for setting in given]
+    if priority or any(settings) or turn.key:
+        asked = " ".join((str(weight), str(priority), *settings, f"{turn.share:g}"))
+    key = (turn.key,) if turn.key else ()
+    return pack(asked, terms.lease_ms, terms.capacity, waiter_lease_ms, most, terms.idle_ttl_ms, written, *key)
 
 
 def release_tail(ask: AcquireRequest, fence: int | None, tombstone_ms: int) -> bytes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from redlease.errors import RedleaseError
 from redlease.limits import FENCE_MAX, NAME_BYTES_MAX, PREFIX_BYTES_MAX
 
 # The longest names a state key, with the longest prefix and name, in which each brace takes three bytes.
@@ -64,7 +65,8 @@ class Beaten(NamedTuple):
 class Totals(NamedTuple):
     """A resource in numbers. Times are ms of the server's clock, 0 if nobody holds or waits; `capacity`: 0 if unknown.
 
-    `history`: how many entries of history the server keeps of it, 0 for none.
+    `history`: how many entries of history the server keeps of it, 0 for none; `limit`: how many units a limit allows
+    to be held, -1 if none is set.
     """
 
     now_ms: int
@@ -75,6 +77,42 @@ class Totals(NamedTuple):
     held_since_ms: int
     queued_since_ms: int
     history: int
+    limit: int
+
+
+class Freed(NamedTuple):
+    """Whether the ticket was held or queued until now, and whether the call stopped at its batch limit."""
+
+    released: bool
+    more: bool
+
+
+class Occupancy(NamedTuple):
+    """A resource in numbers.
+
+    `capacity`: 0 where nobody has used it yet; `in_use`: the weights of all holders; `waiting`: 0 where nobody waits,
+    else an upper bound; `limit`: how many units the limits allow to be held, None if none is set.
+    """
+
+    capacity: int
+    in_use: int
+    waiting: int
+    limit: int | None
+
+
+class LimitSet(NamedTuple):
+    """When the limit ends, or would have ended; 0 if there is none. And whether there is more to do."""
+
+    until_ms: int
+    more: int
+
+
+def read_totals(resource: str, values: list[Any]) -> Totals | RedleaseError:
+    """Returns the numbers, or the error of a resource whose state has none: redlease did not write it."""
+    if len(values) == len(Totals._fields) and all(type(value) is int for value in values):
+        return Totals(*values)
+    why = "its state holds something that redlease did not write. Delete its keys or choose another `prefix`"
+    return RedleaseError(f"resource {resource!r}: {why}", resource=resource)
 
 
 class Message(NamedTuple):

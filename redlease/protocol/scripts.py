@@ -29,6 +29,11 @@ class Script:
         self.head = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n%d\r\n" % (count, self.sha.encode(), keys)
 
 
+# What a line `--#include` stands for.
+LOOKS = frozenset(("check", "history", "inspect", "position", "totals"))  # write nothing; in a folder of their own
+PARTS = {"state": ("state",), "queue": ("queue", "turns"), "share": ("share",), "limits": ("limits",)}
+
+
 @cache
 def read_lua(package: str, name: str) -> str:
     """Reads a file from the `lua` directory of a package."""
@@ -39,29 +44,54 @@ def operation(
     name: str, args: str, *, package: str = "redlease", keys: int = 4, deliver_after_pushes: bool = False
 ) -> Script:
     """Makes an operation from a file in the `lua` directory of a package; `keys`: with those of the resource."""
-    text = read_lua("redlease", "parts/prelude") + read_lua(package, name)
-    for part in ("state", "queue", "share"):
-        text = text.replace(f"--#include {part}\n", read_lua("redlease", f"parts/{part}"))
-    return Script(name, args, text, keys, deliver_after_pushes=deliver_after_pushes)
+    text = read_lua("redlease", "parts/prelude") + read_lua(package, f"looks/{name}" if name in LOOKS else name)
+    for part, files in PARTS.items():
+        text = text.replace(f"--#include {part}\n", "".join(read_lua("redlease", f"parts/{file}") for file in files))
+    return Script(name, args, stripped(text), keys, deliver_after_pushes=deliver_after_pushes)
+
+
+def stripped(lua: str) -> str:
+    """Returns Lua without comment lines and indentation.
+
+    The server keeps every text. And one of 32 kB or more makes it read larger parts of the connection, all of whose
+    calls it runs before it sends their replies.
+    """
+    lines = (line.strip() for line in lua.splitlines())
+    return "".join(f"{line}\n" for line in lines if line and not line.startswith("--"))
 
 
 ACQUIRE = operation(
     "acquire",
     "ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label",
 )
+ACQUIRE_FOR_KEY = Script(ACQUIRE.name, " ".join((*ACQUIRE.args[1:], "key")), ACQUIRE.text)
 RELEASE = operation("release", "ticket request fence tombstone_ms notify idle_ttl_ms", deliver_after_pushes=True)
 RENEW = operation("renew", "ticket fence lease_ms shorten idle_ttl_ms")
 ADOPT = operation("adopt", "ticket fence request place lease_ms refence idle_ttl_ms label")
 BEAT = operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
 REDUCE = operation("reduce", "ticket fence weight idle_ttl_ms")
 RESIZE = operation("resize", "capacity idle_ttl_ms")
-INSPECT = operation(
-    "inspect", "most_holders most_waiters bytes after_deadline after_ticket after_sequence most_counted"
-)
+LIMIT = operation("limit", "kind key units until idle_ttl_ms label")
+INSPECT = operation("inspect", "most_holders most_waiters bytes after_deadline after_ticket after_entry most_counted")
 TOTALS = operation("totals", "most")
 HISTORY = operation("history", "before most")
 POSITION = operation("position", "ticket")
 CHECK = operation("check", "ticket fence")
 WATCH = operation("watch", "watch_ms")
 PROBE = Script("probe", "channel", read_lua("redlease", "probe"))
-SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, BEAT, REDUCE, RESIZE, INSPECT, TOTALS, HISTORY, POSITION, CHECK, WATCH)
+SCRIPTS = (
+    ACQUIRE,
+    RELEASE,
+    RENEW,
+    ADOPT,
+    BEAT,
+    REDUCE,
+    RESIZE,
+    LIMIT,
+    INSPECT,
+    TOTALS,
+    HISTORY,
+    POSITION,
+    CHECK,
+    WATCH,
+)

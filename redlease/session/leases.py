@@ -204,11 +204,8 @@ class Lease(BlockTask):
             self.lose("it was released by its ticket, or somebody else adopted it", "taken")
         elif message.kind == "r":
             self._first = False  # another client made its lease end earlier: renew it to the full lease
-            self._renew_now()
-
-    def _renew_now(self) -> None:
-        if not self.ended and not self.lost:
-            self.keeper.schedule.at(clock.now_ms(), self)
+            if not self.ended and not self.lost:
+                self.keeper.schedule.at(clock.now_ms(), self)
 
     def _plan(self, now_ms: float, wait_ms: float) -> None:
         """Schedules the next renewal with jitter, so that leases granted together spread out over time."""
@@ -226,7 +223,7 @@ def step(lease_ms: float) -> float:
 
 
 class PendingRelease:
-    """A release that is retried until the server has answered, or until the lease has expired.
+    """A release that is retried until the server has answered, or until the lease has expired and nobody waits for it.
 
     `done` gets whether a live permit or place was removed; or the server's refusal; or None if the server stays
     unreachable for `patience_ms`. After the last two the retries continue.
@@ -268,8 +265,8 @@ class PendingRelease:
             self.keeper.schedule.failed(self, error)
 
     def on_due(self, now_ms: float) -> bool:
-        if now_ms >= self._until_ms:
-            self._finish(None)
+        if now_ms >= self._until_ms and (self._done is None or self._done.done()):
+            self._finish(None)  # nobody waits for the answer
             return False
         if self._in_flight:
             return False
@@ -294,8 +291,9 @@ class PendingRelease:
         else:
             if reply[2]:
                 self.keeper.follow_up(self.ask.resource, self.ask.terms)
-            # If there is nothing left to remove, assume that an earlier copy, whose reply was lost, removed it.
-            self._finish(reply[1] == 1 or self._unanswered)
+            # If there is nothing left to remove, assume that an earlier copy, whose reply was lost, removed it: unless
+            # the lease has expired since.
+            self._finish(reply[1] == 1 or (self._unanswered and clock.now_ms() < self._until_ms))
 
     def _finish(self, released: bool | None) -> None:
         keeper = self.keeper

@@ -18,27 +18,24 @@ from redlease import clock
 from redlease.errors import RedleaseError
 from redlease.events import Queued as QueuedEvent
 from redlease.log import about
-from redlease.protocol import arguments, encoding, scripts
+from redlease.protocol import arguments, scripts
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.encoding import Resource
 from redlease.protocol.faults import ErrorReply
-from redlease.protocol.replies import Beaten, Granted, Message, Queued, Status
+from redlease.protocol.replies import Granted, Message, Queued, Status
 from redlease.protocol.snapshots import LOOKS_AT_ONCE
 from redlease.transport.base import CLOSED, Reached, Reply, Transport, everything
 
 from . import refusals
 from .ids import RequestIds
 from .leases import LeaseKeeper, PendingRelease
+from .places import QueuePlace
 from .remembered import Remembered
 from .stuck import Stuck
 
 logger = logging.getLogger("redlease")
 
-BEATS_A_LEASE = 3
-# When a lease may have lapsed, every client with waiters calls the server; each delays its call by its queue position.
-STAGGER_MS, STAGGER_PLACES = 1.0, 200
 FENCE_AHEAD_MS = 1000.0  # how far the fence in a message may be ahead of the server's clock
-ROUNDING_MS = 2.0  # the server rounds to whole ms
 
 
 class PendingAcquire:
@@ -82,7 +79,12 @@ class PendingAcquire:
         self._asked_from = asked_from = (session.name or session.take_name()) if place is None else place.name
         self.sent = True
         tail = arguments.acquire_tail(ask, asked_from, was_queued=self.place is not None)
-        link.send(resource, scripts.ACQUIRE, tail, partial(self._answered, now_ms, asked_from))
+        link.send(
+            resource,
+            scripts.ACQUIRE_FOR_KEY if ask.key else scripts.ACQUIRE,
+            tail,
+            partial(self._answered, now_ms, asked_from),
+        )
         return True
 
     def _answered(self, sent_ms: float, asked_from: str, reply: Reply) -> None:
@@ -186,6 +188,10 @@ class PendingAcquire:
             self.fail_if_refused()
         return self.future
 
+    def waited(self, now_ms: float) -> tuple[float, bool]:
+        """Returns how many seconds the request has waited, and whether it was queued."""
+        return (now_ms - self.asked_ms) / 1000, self.place is not None
+
     def order(self) -> tuple[float, str]:
         """Returns what the server orders the queue by; a request that is not queued comes last."""
         return math.inf if self.sequence is None else self.sequence, self.ask.ticket
@@ -208,116 +214,6 @@ class PendingAcquire:
             self.fail(connection.unavailable(resource, self.ask.ticket, timeout_ms))
         else:
             self.fail(refusals.timed_out(self.ask, timeout_ms))
-
-
-class QueuePlace:
-    """This client's place in the queue of one resource, from the first request that it queued there.
-
-    Places on several resources may share a name; a name whose place may have lapsed is never used again.
-    """
-
-    deadline_ms: float | None = None  # None: the server has not confirmed it
-    due_ms: float | None = None
-    _beating = False
-
-    def __init__(self, session: Session, resource: Resource) -> None:
-        self.session = session
-        self.resource = resource
-        self.name = session.name
-        self.waiters: dict[str, PendingAcquire] = {}
-
-    def _first(self) -> PendingAcquire | None:
-        first = min(self.waiters.values(), key=PendingAcquire.order, default=None)
-        return None if first is None or first.sequence is None else first
-
-    def queued(self, sent_ms: float, lease_ms: int, queued: Queued) -> None:
-        """Records that the server queued a waiter and keeps the place for at least `lease_ms`."""
-        due_ms = self._confirm(sent_ms, lease_ms, queued.ahead, queued.soonest_ms)
-        if self.due_ms is None or due_ms < self.due_ms:
-            self.session.keeper.schedule.at(due_ms, self)
-
-    def _confirm(self, sent_ms: float, lease_ms: int, ahead: int, soonest_ms: int) -> float:
-        """Records that the server extended the place; returns when to call next."""
-        self.deadline_ms = max(self.deadline_ms or 0.0, sent_ms + lease_ms - clock.SERVER_TICK_MS)
-        due_ms = sent_ms + lease_ms / BEATS_A_LEASE
-        if soonest_ms >= 0:
-            stagger_ms = STAGGER_MS * min(ahead, STAGGER_PLACES)
-            due_ms = min(due_ms, clock.now_ms() + soonest_ms + ROUNDING_MS + stagger_ms)
-        return due_ms
-
-    def on_due(self, now_ms: float) -> bool:
-        """Sends a heartbeat, or finds that the place has lapsed."""
-        if self.deadline_ms is None:
-            return False
-        if now_ms >= self.deadline_ms:
-            self.lapsed(self.name)
-            return False
-        # A place without waiters is kept until it lapses, so that a request made meanwhile can use it.
-        first = self._first()
-        if first is None:
-            self.session.keeper.schedule.at(self.deadline_ms, self)
-            return False
-        self.session.keeper.schedule.at(self.deadline_ms, self)  # until a reply sets a later time
-        link = self.session.connection.endpoint_for(self.resource)
-        if self._beating or not link.ready:
-            return False
-        lease_ms = max(waiting.ask.terms.waiter_lease_ms for waiting in self.waiters.values())
-        tail = encoding.pack(self.name, lease_ms, first.ask.ticket, first.ask.terms.idle_ttl_ms)
-        link.send(self.resource, scripts.BEAT, tail, partial(self._beaten, now_ms, self.name, lease_ms, first))
-        self._beating = True
-        return True
-
-    def _beaten(self, sent_ms: float, name: str, lease_ms: int, first: PendingAcquire, reply: Reply) -> None:
-        self._beating = False
-        schedule = self.session.keeper.schedule
-        if name != self.name:
-            return
-        if reply is None:  # another connection may serve the resource by now
-            schedule.at(clock.now_ms(), self)
-        elif isinstance(reply, ErrorReply):
-            schedule.at(clock.now_ms() + reply.retry_ms, self)
-        elif reply[1] == Status.LAPSED:
-            self.lapsed(name)
-        elif reply[1] == Status.GRANTED:
-            schedule.at(self._confirm(sent_ms, lease_ms, 0, -1), self)
-            self._missed(first)
-        else:
-            beaten = Beaten(*reply[2:])
-            schedule.at(self._confirm(sent_ms, lease_ms, beaten.ahead, beaten.soonest_ms), self)
-            if beaten.more:
-                self.session.keeper.follow_up(self.resource, first.ask.terms)
-            for waiting in list(self.waiters.values()):
-                if waiting.ask.weight > beaten.capacity:
-                    waiting.fail(refusals.weight_never_fits(waiting.ask, beaten.capacity))
-
-    def _missed(self, first: PendingAcquire) -> None:
-        """Repeats the first request, which left the queue without a message, and sends the next heartbeat at once."""
-        now_ms = clock.now_ms()
-        if first.ask.request in self.waiters:
-            first.sequence = None
-            self.session.keeper.schedule.at(now_ms, first)
-        if self._first() is not None:
-            self.session.keeper.schedule.at(now_ms, self)
-
-    def lapsed(self, name: str) -> None:
-        """Handles the loss of the place of that name: its waiters queue again, in their former order."""
-        if name != self.name:
-            return
-        self.name = self.session.take_name()
-        self.deadline_ms = None
-        self.session.keeper.schedule.drop(self)
-        if not self.waiters:
-            self.session.forget(self)
-            return
-        name = self.resource.name
-        logger.warning("resource %r: the place in the queue lapsed; queueing anew", name, extra=about(name))
-        now_ms = clock.now_ms()
-        for waiting in sorted(self.waiters.values(), key=PendingAcquire.order):
-            waiting.sequence = None
-            if waiting.on_lapsed is None:
-                self.session.keeper.schedule.at(now_ms, waiting)
-            else:
-                waiting.on_lapsed()
 
 
 class Session:
@@ -409,7 +305,7 @@ class Session:
         schedule, now_ms = self.keeper.schedule, clock.now_ms()
         for waiting in [waiting for waiting in self.pending.values() if reached(waiting.ask.resource)]:
             waiting.fail_if_refused()
-            if waiting.sequence is None:
+            if waiting.sequence is None or waiting.ask.key:  # the heartbeat below asks about one key only
                 schedule.at(now_ms, waiting)
         for place in self.places.values():
             if place.deadline_ms is not None and reached(place.resource):

@@ -24,7 +24,7 @@ class Remembered:
         self.adopting: dict[tuple[bytes, str, int], tuple[str, float]] = {}
         self._may_be_duplicated: dict[tuple[bytes, str], tuple[str, float]] = {}
         self._tickets: set[tuple[bytes, str]] = set()
-        self._warned: set[tuple[str, int]] = set()
+        self._warned: set[tuple[str, int | str]] = set()
 
     def claim_ticket(self, resource: Resource, ticket: str) -> Callable[[], None]:
         """Marks a ticket as in use until the returned callback is called; raises ValueError if it is in use already."""
@@ -59,13 +59,28 @@ class Remembered:
     def declared(self, ask: AcquireRequest, was_declared: int) -> None:
         """Warns once if this client's declared capacity replaced a different one."""
         name, capacity = ask.resource.name, ask.terms.capacity
-        if (name, was_declared) not in self._warned:
-            if len(self._warned) >= WARNED_MOST:
-                self._warned.clear()
-            self._warned.add((name, was_declared))
+        if self._is_new(name, was_declared):
             logger.warning(
                 "resource %r: the capacity declared here is %d, but %d was declared before; it is %d from now on. "
                 "Declare the same one everywhere, or use resize()",
                 *(name, capacity, was_declared, capacity),
                 extra=about(name),
             )
+
+    def found_foreign(self, name: str, ids: list[str]) -> None:
+        """Warns once of entries that something else has added to the history of a resource."""
+        if self._is_new(name, "history"):
+            logger.warning(
+                "resource %r: %d entries of its history are none of redlease's and are left out; the first is %s",
+                *(name, len(ids), ids[0]),
+                extra=about(name),
+            )
+
+    def _is_new(self, name: str, what: int | str) -> bool:
+        """Returns whether nobody was warned of this yet, as far as is remembered, and remembers it."""
+        if (name, what) in self._warned:
+            return False
+        if len(self._warned) >= WARNED_MOST:
+            self._warned.clear()
+        self._warned.add((name, what))
+        return True

@@ -84,19 +84,24 @@ class Schedule:
     def _add(self, moment_ms: float) -> None:
         heapq.heappush(self._moments, moment_ms)
         if self._timer is None or moment_ms < self._timer_ms:
-            self._arm(clock.now_ms())
+            self._arm(asyncio.get_running_loop().time(), clock.now_ms())
 
-    def _arm(self, now_ms: float) -> None:
+    def _arm(self, read_at_s: float, now_ms: float) -> None:
+        """Sets the timer; `read_at_s`: the loop's clock, read before `now_ms`.
+
+        In that order, so that a process which stands still anywhere in between has its timer early, and never late.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._moments:
             self._timer_ms = min(self._moments[0], now_ms + LOOK_MS)
-            delay = max(0.0, self._timer_ms - now_ms) / 1000
-            self._timer = asyncio.get_running_loop().call_later(delay, self._turn)
+            due_s = read_at_s + (self._timer_ms - now_ms) / 1000
+            self._timer = asyncio.get_running_loop().call_at(due_s, self._turn)
 
     def _turn(self) -> None:
         self._timer, now_ms = None, self._timer_ms
+        read_at_s = asyncio.get_running_loop().time()
         try:
             now_ms = clock.now_ms()
             if now_ms - self._timer_ms > LATE_MS:
@@ -110,7 +115,7 @@ class Schedule:
             report(error)
         finally:
             if not self._closed:
-                self._arm(now_ms)
+                self._arm(read_at_s, now_ms)
 
     def _sweep(self) -> None:
         """Removes the moments without items, before they outnumber the others."""

@@ -194,11 +194,13 @@ class Redlease:
         max_waiters: int | None = None,
         lock_delay: Duration | None = None,
         history: int | None = None,
+        per_key: int | None = None,
         durability: Durability | None = None,
     ) -> Semaphore:
         """Makes the semaphore of that name; as `redlease.Redlease.semaphore`, with its parameters and errors."""
         settings: Any = {"lease": lease, "owner": owner, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
         settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "history": history, "durability": durability}
+        settings["per_key"] = per_key
         return Semaphore(self._client, lambda client: client.semaphore(name, capacity, **settings))
 
     def rwlock(

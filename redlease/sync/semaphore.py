@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import redlease
 from redlease import limits
-from redlease.limits import Duration
+from redlease.limits import Duration, Until
 from redlease.models import HistoryEntry, Permit, Position, Snapshot
 from redlease.protocol.histories import HISTORY_COUNT
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
@@ -59,6 +59,8 @@ class Semaphore(Bound[redlease.Semaphore]):
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        key: str | None = None,
+        share: float = 1,
         on_lost: OnLost = "exit",
         max_hold: Duration | None = None,
     ) -> HoldRequest:
@@ -73,6 +75,8 @@ class Semaphore(Bound[redlease.Semaphore]):
             owner: See there.
             metadata: See there.
             priority: See there.
+            key: See there.
+            share: See there.
             on_lost: "exit" raises `LeaseLost` when the block is left, "raise" also at the next call of redlease in the
                 thread that entered the block, "signal" only sets `hold.lost`.
             max_hold: See there.
@@ -86,6 +90,8 @@ class Semaphore(Bound[redlease.Semaphore]):
                 owner=owner,
                 metadata=metadata,
                 priority=priority,
+                key=key,
+                share=share,
                 on_lost="signal",
                 max_hold=max_hold,
             )
@@ -135,12 +141,13 @@ class Semaphore(Bound[redlease.Semaphore]):
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        key: str | None = None,
+        share: float = 1,
     ) -> Permit:
         """Acquires a permit as data, which redlease does not renew; as `redlease.Semaphore.acquire`."""
         options: Any = {"ticket": ticket, "weight": weight, "owner": owner, "metadata": metadata}
-        return self._client.call(
-            lambda: self._twin.acquire(timeout=timeout, priority=priority, **options), undo=self._give_back
-        )
+        options |= {"priority": priority, "key": key, "share": share}
+        return self._client.call(lambda: self._twin.acquire(timeout=timeout, **options), undo=self._give_back)
 
     def try_acquire(
         self,
@@ -149,12 +156,11 @@ class Semaphore(Bound[redlease.Semaphore]):
         weight: int = 1,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
+        key: str | None = None,
     ) -> Permit | None:
         """Acquires a permit if capacity is free, else returns None; as `redlease.Semaphore.try_acquire`."""
-        return self._client.call(
-            lambda: self._twin.try_acquire(ticket=ticket, weight=weight, owner=owner, metadata=metadata),
-            undo=self._give_back,
-        )
+        options: Any = {"ticket": ticket, "weight": weight, "owner": owner, "metadata": metadata, "key": key}
+        return self._client.call(lambda: self._twin.try_acquire(**options), undo=self._give_back)
 
     async def _give_back(self, permit: Permit | None) -> None:
         if permit is not None:
@@ -212,6 +218,34 @@ class Semaphore(Bound[redlease.Semaphore]):
     def resize(self, capacity: int) -> None:
         """Sets the capacity; as `redlease.Semaphore.resize`."""
         self._client.call(lambda: self._twin.resize(capacity))
+
+    def limit(
+        self,
+        capacity: int | None = None,
+        *,
+        per_key: int | None = None,
+        key: str | None = None,
+        until: Until = None,
+        reason: str = "",
+    ) -> None:
+        """Limits how many units may be held, whatever processes declare; as `redlease.Semaphore.limit`."""
+        self._client.call(lambda: self._twin.limit(capacity, per_key=per_key, key=key, until=until, reason=reason))
+
+    def unlimit(self, *, key: str | None = None) -> bool:
+        """Lifts what `limit` and `hold_back` have set; as `redlease.Semaphore.unlimit`."""
+        return self._client.call(lambda: self._twin.unlimit(key=key))
+
+    def pause(self, *, until: Until = None, reason: str = "") -> None:
+        """Grants nothing until that ends or `unpause`; as `redlease.Semaphore.pause`."""
+        self._client.call(lambda: self._twin.pause(until=until, reason=reason))
+
+    def unpause(self) -> bool:
+        """Ends a pause; returns whether there was one."""
+        return self._client.call(self._twin.unpause)
+
+    def hold_back(self, key: str | None, delay: Duration, *, reason: str = "") -> None:
+        """Grants nothing of that key so long; as `redlease.Semaphore.hold_back`."""
+        self._client.call(lambda: self._twin.hold_back(key, delay, reason=reason))
 
     def release_all(self, *, queue: bool = False) -> int:
         """Releases the permits of all holders, with `queue` first all waiters; returns how many."""

@@ -3,7 +3,8 @@
     pip install 'redlease[testing]'
 
 The extra also installs the pytest fixture `redlease_client`: see `redlease.testing.plugin`. `Model` is the
-specification of the protocol as a program: see `redlease.testing.model`.
+specification of the protocol as a program: see `redlease.testing.model`. `Simulation` and `explore` run code that uses
+clients in virtual time, under faults that a seed draws: see docs/how-to/simulate.md.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from typing import TYPE_CHECKING, Any
 from redlease import Redlease
 
 from .model import Model
+from .simulation.exploring import explore
+from .simulation.faults import Fault, draw_faults
+from .simulation.world import Report, Simulation, SimulationFailed
 
 if TYPE_CHECKING:
     from fakeredis import FakeServer
+else:
+    FakeServer = Any  # for those who look at the types while the program runs, such as frameworks that inject
 
 
-__all__ = ["Model", "fake_client"]
+__all__ = ["Fault", "Model", "Report", "Simulation", "SimulationFailed", "draw_faults", "explore", "fake_client"]
 
 
 def fake_client(*, server: FakeServer | None = None, **settings: Any) -> Redlease:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass
@@ -15,6 +17,10 @@ class Entry:
         deadline: When the lease ends, in ms; 0 while it is queued.
         since: When it was granted or queued, in ms.
         arrival: Its sequence, or that which it had before; what orders the queue.
+        key: Whose turn it takes; empty for none.
+        share: How large a share of the turns its key gets.
+        number: The order in which its key came, while it waits with a key.
+        tag: The virtual time at which its turn is over, if it is the first of its key.
     """
 
     ticket: str
@@ -25,6 +31,15 @@ class Entry:
     arrival: int = 0
     fence: int = 0
     deadline: int = 0
+    key: str = ""
+    share: float = 1
+    number: int = 0
+    tag: int | None = None
+
+    @property
+    def cost(self) -> int:
+        """How far its turn takes the virtual time."""
+        return max(1, min(2**31, math.floor(1000 * self.weight / self.share + 0.5)))
 
     @property
     def is_shared(self) -> bool:
@@ -32,9 +47,16 @@ class Entry:
         return len(self.claims) > 1
 
     @property
-    def position(self) -> tuple[float, str]:
-        """What orders the queue."""
+    def arrived(self) -> tuple[int, str]:
+        """What orders the requests of one key."""
         return self.arrival, self.ticket
+
+    @property
+    def position(self) -> tuple[int, int, int, str]:
+        """What orders the queue: those without a key, the first of each key by its turn, the rest key by key."""
+        if not self.key:
+            return 0, 0, *self.arrived
+        return (2, self.number, *self.arrived) if self.tag is None else (1, self.tag, *self.arrived)
 
     def names(self, request: str) -> bool:
         """Tell whether that request is one of those that use the ticket."""
@@ -54,6 +76,7 @@ class Delay:
     ended: int
     until: int
     since: int
+    key: str = ""
 
     @property
     def name(self) -> bytes:
@@ -61,10 +84,56 @@ class Delay:
         return b"\xff%d %b" % (self.ended, self.ticket.encode())
 
 
-def read_asked(asked: int | str) -> tuple[int, int, int | None]:
-    """Return weight, priority and lock delay."""
-    weight, priority, delay = f"{asked} 0 ".split(" ")[:3]
-    return int(weight), int(priority), int(delay) if delay else None
+@dataclass
+class Limit:
+    """How many units may be held until then; all times in ms.
+
+    Attributes:
+        name: What stands for it among the holders.
+        units: How many.
+        until: When it ends.
+        since: When it was set.
+        kind: "limit", "pause", "back" or "each".
+        key: Of which; empty for each, and for the whole resource.
+    """
+
+    name: bytes
+    units: int
+    until: int
+    since: int
+    kind: str
+    key: str = ""
+
+    @property
+    def of_keys(self) -> bool:
+        """Whether it is of one key, or of each."""
+        return bool(self.key) or self.kind == "each"
+
+    def kept(self, capacity: int) -> int:
+        """Return how many units of a capacity it keeps from everybody, as a permit for them would."""
+        return 0 if self.of_keys else max(0, capacity - self.units)
+
+    @classmethod
+    def named(cls, kind: str, key: str) -> bytes:
+        """Return the name of a limit."""
+        return b"\xff" + (f"{kind} {key}" if key else kind).encode()
+
+
+class Asked(NamedTuple):
+    """What the argument `weight` of an acquire says; None leaves a setting of the resource as it is."""
+
+    weight: int
+    priority: int
+    lock_delay: int | None
+    per_key: int | None
+    share: float
+
+
+def read_asked(asked: int | str) -> Asked:
+    """Parse the argument `weight`."""
+    weight, priority, delay, _, per_key, share = (str(asked).split(" ") + 6 * [""])[:6]
+    lock_delay, limit = (int(text) if text else None for text in (delay, per_key))
+    return Asked(int(weight), int(priority or 0), lock_delay, limit, float(share or 1))
 
 
 def is_late(entry: Entry, request: str, place: str) -> bool:

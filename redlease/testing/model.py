@@ -6,7 +6,7 @@ is: `docs/protocol.md` names the calls and their arguments.
 - P1 and P8, exclusion and strict expiry: only unexpired permits count against the capacity, and no call revives an
   expired one. See `fits`, `reap` and `holder`.
 - P2, order: the queue is served in the order of arrival, less ten for each step of a priority, and nobody passes its
-  head. See `advance` and `enter`.
+  head. See `advance` and `enter`. Requests with keys take turns, see `Turns`.
 - P3, fencing: each fence is greater than every one before it, also after the server has lost the resource. See
   `next_fence` and `forgotten`.
 - P4, liveness: whatever frees capacity grants it to the live head of the queue in the same call; dead waiters are
@@ -15,7 +15,8 @@ is: `docs/protocol.md` names the calls and their arguments.
   `refusal_of_repeat`, `repeat_held` and `repeat_queued`.
 
 P6 and P7 are promises of a client and not of the server. The messages that the server publishes are not in the model,
-nor is the limit of 100 entries that one call grants or removes.
+nor is the limit of 100 entries that one call grants or removes. Where requests have keys, what the server tells of
+places in the queue is a guess, and what the model tells another one.
 
 One thing is as it is for the sake of the server's speed: expired entries are removed late. An expired permit occupies
 its units until a call that lacks capacity removes it, and a dead waiter its rank until it is the head.
@@ -24,39 +25,25 @@ its units until a call that lacks capacity removes it, and a dead waiter its ran
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from redlease.protocol.replies import Status
+from redlease.protocol.snapshots import FOR_GOOD_MS
 
-from .entries import Delay, Entry, claimed, claimed_by_waiter, is_late, read_asked
+from .entries import Entry, Limit, claimed, claimed_by_waiter, is_late, read_asked
+from .resource import ResourceState
 
 Reply = list[Any]  # what a call replies after its tag
 
 
 @dataclass
-class Model:
+class Model(ResourceState):
     """One resource, as the server keeps it.
 
     Set `clock` to the time of a call, and make the call by its name with the arguments of `docs/protocol.md`, without
     tag and label: it returns what the server replies, without the tag. All times are in ms of the server's clock, save
-    `clock`.
-
-    Attributes:
-        clock: The server's time in µs, as fences are.
-        capacity: How many units may be held; 0 until a request declares it.
-        declared: The capacity that was declared last; `resize` changes `capacity` only.
-        fence: The last one granted.
-        sequence: The order of arrival of the last request that was queued.
-        kept_until: The server keeps the resource at least until then, and may delete it later.
-        fence_before: The last fence before the resource was deleted.
-        held: The permits by ticket, expired ones included that no call has removed yet.
-        queue: The waiters by ticket, dead ones included that no call has removed yet.
-        places: When each client's place lapses.
-        tombstones: Until when late copies of a request grant nothing.
-        lock_delay: How long the units of an expired permit stay in use.
-        delays: Those that do.
-        lasted: How long holds lasted of late whose release others waited for, if there were any.
+    `clock`. What it keeps is in `ResourceState`.
 
     Example:
         >>> model = Model(clock=1_700_000_000_000_000)
@@ -65,110 +52,6 @@ class Model:
         >>> model.acquire("b", "request-2", "client|0", "0", 1, 30_000, 1, 10_000, -1, 86_400_000)
         [<Status.QUEUED: 2>, 1, 0, 30000, 1, 0, 0, 1700000000000]
     """
-
-    clock: int = 0
-    capacity: int = 0
-    declared: int = 0
-    fence: int = 0
-    sequence: int = 0
-    kept_until: int = 0
-    fence_before: int = 0
-    held: dict[str, Entry] = field(default_factory=dict)
-    queue: dict[str, Entry] = field(default_factory=dict)
-    places: dict[str, int] = field(default_factory=dict)
-    tombstones: dict[str, int] = field(default_factory=dict)
-    lock_delay: int = 0
-    delays: list[Delay] = field(default_factory=list)
-    lasted: float | None = None
-
-    # Time, and what it ends
-
-    @property
-    def now(self) -> int:
-        """The server's time in ms."""
-        return self.clock // 1000
-
-    def forgotten(self) -> Model:
-        """Return what is left when the server has deleted the keys: nothing but the order of the fences."""
-        return Model(self.clock, fence_before=max(self.fence, self.fence_before))
-
-    def keep(self, idle: int) -> None:
-        """The keys are kept for `idle` ms past now and the last fence, and as long as anything in them lasts."""
-        ends = [self.now + idle, self.fence // 1000 + idle]
-        ends += [held.deadline for held in self.held.values()]
-        ends += [*self.places.values(), *self.tombstones.values()]
-        self.kept_until = max(self.kept_until, *ends)
-
-    def is_live(self, entry: Entry) -> bool:
-        """Tell whether the lease of a permit, or one of the places of a waiter, is unexpired."""
-        return (entry.deadline if entry.fence else self.place_ends(entry)) > self.now
-
-    def place_ends(self, entry: Entry) -> int:
-        """Return when the last of the places of a waiter lapses."""
-        return max(self.places.get(place, 0) for place, _ in entry.claims)
-
-    # Capacity and the queue
-
-    def used(self) -> int:
-        """Return the units in use, those of expired permits that no call has removed yet among them."""
-        return sum(held.weight for held in self.held.values()) + sum(delay.weight for delay in self.delays)
-
-    def waiters(self) -> list[Entry]:
-        """Return the queue in its order, dead waiters included."""
-        return sorted(self.queue.values(), key=lambda queued: queued.position)
-
-    def fits(self, weight: int) -> bool:
-        """Tell whether so many units are free."""
-        return self.used() + weight <= self.capacity
-
-    def reap(self) -> None:
-        """Remove the expired permits, and the delays that are over."""
-        self.delays = [delay for delay in self.delays if delay.until > self.now]
-        for held in [held for held in self.held.values() if not self.is_live(held)]:
-            self.remove(held)
-
-    def next_fence(self) -> int:
-        """Return a fence above all before it."""
-        self.fence = max(self.fence + 1, self.clock)
-        assert self.fence > self.fence_before, "P3: a fence after the loss of the data is not above those before it"
-        return self.fence
-
-    def grant(self, entry: Entry, deadline: int) -> None:
-        """Make a holder of a ticket."""
-        entry.fence, entry.since, entry.deadline = self.next_fence(), self.now, deadline
-        self.held[entry.ticket] = entry
-
-    def advance(self) -> None:
-        """Grant from the head of the queue while the next fits; a grant lasts as long as the place that waited."""
-        if not self.capacity:
-            return
-        if self.used() >= self.capacity:
-            self.reap()
-        for queued in self.waiters():
-            if self.used() >= self.capacity:
-                return
-            if self.is_live(queued) and queued.weight <= self.capacity:
-                if not self.fits(queued.weight):
-                    self.reap()
-                if not self.fits(queued.weight):
-                    return
-                self.grant(queued, self.place_ends(queued))
-            del self.queue[queued.ticket]
-
-    def make_way(self, weight: int) -> None:
-        """Grant the queue before a request is refused or queued, and remove expired permits if it does not fit then."""
-        self.advance()
-        if not self.queue and not self.fits(weight):
-            self.reap()
-
-    def soonest(self) -> int:
-        """Return the ms until an expiry can let a waiter proceed; -1: there is none."""
-        ends = [*(held.deadline for held in self.held.values()), *(delay.until for delay in self.delays)]
-        if self.queue and self.used() < self.capacity:
-            ends.append(self.place_ends(self.waiters()[0]) or self.now)
-        return max(0, min(ends) - self.now) if ends else -1
-
-    # The operations
 
     def acquire(  # noqa: PLR0917 - the arguments of the call, in its order
         self,
@@ -182,33 +65,49 @@ class Model:
         waiter_lease: int,
         most: int,
         idle: int,
+        key: str = "",
     ) -> Reply:
-        """Request a permit, or repeat a request; `asked`: a weight, or with it a priority, and a delay or nothing."""
-        weight, priority, delay = read_asked(asked)
+        """Request a permit, or repeat a request; `asked`: a weight, or with it a priority and settings."""
+        weight, priority, delay, per_key, share = read_asked(asked)
         known = self.find(ticket)
         live = known if known and self.is_live(known) else None
         if refused := self.refusal_of_repeat(live, request, place, weight):
             return refused
         if live and live.fence:
             self.lock_delay = self.lock_delay if delay is None else delay
+            self.limit_keys(per_key)
             return self.repeat_held(live, request, place, lease, idle)
         wanted, declared = self.terms(capacity, arrival)
-        at_once = not known and not self.queue and self.used() + weight <= wanted
-        if not at_once and (refused := self.refusal(weight, wanted, place if waiter_lease else "")):
+        is_same = wanted == self.capacity or not self.kept_until
+        at_once = not known and not self.queue and self.used() + weight <= wanted and not key and is_same
+        limit = self.turns.limit if per_key is None else per_key
+        if not at_once and (
+            refused := self.refusal(weight, wanted, limit if key else 0, place if waiter_lease else "")
+        ):
             return refused
+        self.limit_keys(per_key)
         was_declared = self.declared if declared != self.declared else 0
         self.capacity, self.declared = wanted, declared
         if live:
             reply = self.repeat_queued(live, request, place, lease, waiter_lease)
         else:
             self.remove(known)
-            entry = Entry(ticket, weight, lease, [(place, request)], self.now, abs(int(arrival)))
+            claims = [(place, request)]
+            entry = Entry(
+                ticket, weight, lease, claims, self.now, abs(int(arrival)), key=key, share=share if key else 1
+            )
             reply = self.enter(entry, place, waiter_lease, most, priority)
         self.lock_delay = self.lock_delay if delay is None else delay
         self.keep(idle if reply[0] in {Status.GRANTED, Status.QUEUED} else 0)  # a refusal is no use of the resource
         if reply[0] == Status.QUEUED:
             return [*reply[:-1], self.capacity, was_declared, reply[-1], self.now]
         return [*reply, was_declared] if reply[0] == Status.GRANTED else reply
+
+    def limit_keys(self, limit: int | None) -> None:
+        """Set how many units one key may have."""
+        if limit is not None and limit != self.turns.limit:
+            self.turns.is_raised |= limit == 0 or 0 < self.turns.limit < limit
+            self.turns.limit = limit
 
     def terms(self, capacity: int, arrival: str) -> tuple[int, int]:
         """Return the capacity, and the last declared one, after a request that declares one.
@@ -227,10 +126,12 @@ class Model:
             return [Status.OTHER_WEIGHT, live.weight]
         return [Status.WITHDRAWN] if live and is_late(live, request, place) else []
 
-    def refusal(self, weight: int, capacity: int, place: str) -> Reply:
+    def refusal(self, weight: int, capacity: int, limit: int, place: str) -> Reply:
         """Return the reply to a request that can never fit, or whose place is gone; empty if it is neither."""
         if weight > capacity:
             return [Status.MISFIT, capacity]
+        if 0 < limit < weight:
+            return [Status.MISFIT, limit]
         return [Status.LAPSED] if self.places.get(place, self.now + 1) <= self.now else []
 
     def repeat_held(self, held: Entry, request: str, place: str, lease: int, idle: int) -> Reply:
@@ -247,25 +148,29 @@ class Model:
         if waiter_lease:
             queued.claims, queued.lease = claims, lease
             self.places[place] = max(self.places.get(place, 0), self.now + waiter_lease)
-        self.make_way(queued.weight)
+        self.make_way(queued.weight, "")
         if queued.ticket in self.held:
             queued.claims, queued.lease = claims, lease
             queued.deadline = queued.deadline_from(self.now, lease)
             return self.granted(queued)
+        if queued.ticket not in self.queue:  # its key may not have so much from now on
+            return [Status.MISFIT, self.turns.limit]
         if not waiter_lease:
             return [Status.BUSY, 0]
         return [Status.QUEUED, queued.arrival, self.waiters().index(queued), self.soonest(), 0]
 
     def enter(self, entry: Entry, place: str, waiter_lease: int, most: int, priority: int) -> Reply:
         """Grant a new request if nobody is ahead of it and it fits, or queue it."""
-        if self.queue or not self.fits(entry.weight):
-            self.make_way(entry.weight)
+        if self.queue or entry.key or not self.fits(entry.weight):
+            self.make_way(entry.weight, entry.key)
         returns = entry.arrival > 0
         sequence = entry.arrival or self.sequence + 1
         entry.arrival = entry.arrival or sequence - 10 * priority
-        if not self.ahead_of(entry) and self.fits(entry.weight):
+        tag = self.turns.goes_first(list(self.queue.values()), self.users(), entry)
+        if tag is not None and self.fits(entry.weight):
             self.sequence += bool(self.queue)
             self.grant(entry, self.now + entry.lease)
+            self.turns.virtual = max(self.turns.virtual, tag)
             return self.granted(entry)
         waiting = len(self.queue)
         if waiter_lease and not returns and 0 <= most <= waiting:
@@ -279,6 +184,8 @@ class Model:
         self.queue[entry.ticket] = entry
         self.sequence = max(self.sequence, sequence)
         self.places[place] = max(self.places.get(place, 0), self.now + waiter_lease)
+        begun = self.turns.enter(list(self.queue.values()), entry)
+        self.give_turn(entry.key, begun)
         return reply
 
     def ahead_of(self, entry: Entry) -> int:
@@ -290,8 +197,8 @@ class Model:
         for queued in self.waiters():
             if len(self.queue) < most:
                 break
-            if not self.is_live(queued):
-                del self.queue[queued.ticket]
+            if not self.is_live(queued) and queued.ticket in self.queue:
+                self.remove(queued)
 
     def granted(self, held: Entry) -> Reply:
         """Return the reply to who has a permit."""
@@ -355,6 +262,7 @@ class Model:
         held = self.holder(ticket, fence)
         if held is not None and weight < held.weight:
             held.weight = weight
+            self.give_turn(held.key)
             self.advance()
             self.keep(idle)
         return [int(held is not None), 0]
@@ -377,6 +285,39 @@ class Model:
         self.keep(idle)
         return [0]
 
+    def limit(self, kind: str, key: str, units: int | str, until: str, idle: int) -> Reply:
+        """Set or lift a limit, which outranks what processes declare."""
+        ends = self.set_limit(kind, key, units, until)
+        if ends:
+            self.proceed(idle)
+        return [ends, 0]
+
+    def set_limit(self, kind: str, key: str, units: int | str, until: str) -> int:
+        """Set or lift a limit; return when it ends, 0 if there is none, or it would be over already."""
+        name = Limit.named(kind, key)
+        before = self.limits.get(name)
+        ends = int(until[1:]) if until.startswith("@") else self.now + int(until or FOR_GOOD_MS)
+        if units == "":
+            ends = before.until if before else 0
+        if ends <= self.now:
+            return 0
+        if before:
+            del self.limits[name]
+            self.turns.limits = [limit for limit in self.turns.limits if limit is not before]
+        limit = Limit(name, int(units or 0), ends, self.now, kind, key)
+        if units != "":
+            self.limits[name] = limit
+            self.turns.limits += [limit] if limit.of_keys else []
+        if limit.of_keys:
+            self.look_again(key)
+        return ends
+
+    def proceed(self, idle: int) -> None:
+        """Grant what a limit allows now; the keys need not outlive one that ends earlier now."""
+        self.advance()
+        self.kept_until = 0
+        self.keep(idle)
+
     def watch(self, watch_ms: int) -> Reply:
         """Have changes published, for which the server keeps the keys as long."""
         self.kept_until = max(self.kept_until, self.now + watch_ms)
@@ -396,23 +337,3 @@ class Model:
         ahead = [queued for queued in self.waiters() if self.is_live(queued) and queued.position <= known.position]
         units = sum(queued.weight for queued in ahead)
         return [len(ahead), -1 if self.lasted is None else math.ceil(self.lasted * units / self.capacity)]
-
-    # Tickets
-
-    def find(self, ticket: str) -> Entry | None:
-        """Return what the ticket has, expired or not."""
-        return self.held.get(ticket) or self.queue.get(ticket)
-
-    def holder(self, ticket: str, fence: int) -> Entry | None:
-        """Return an unexpired permit under its fence."""
-        held = self.held.get(ticket)
-        return held if held is not None and held.fence == fence and self.is_live(held) else None
-
-    def remove(self, entry: Entry | None) -> None:
-        """Take a ticket out; what an expired permit had stays in use for the lock delay."""
-        if entry is None:
-            return
-        del (self.held if entry.fence else self.queue)[entry.ticket]
-        until = entry.deadline + self.lock_delay
-        if entry.fence and not self.is_live(entry) and until > self.now:
-            self.delays.append(Delay(entry.ticket, entry.weight, entry.deadline, until, self.now))

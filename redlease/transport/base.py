@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from redis.asyncio import ConnectionPool
@@ -58,7 +58,7 @@ class Patience:
         self._late = 0  # attempts that ran out of time
 
     @contextlib.asynccontextmanager
-    async def attempt(self, first_s: float) -> AsyncIterator[None]:
+    async def attempt(self, first_s: float) -> AsyncGenerator[None]:
         """Limits one attempt; `first_s`: the limit if none was late before.
 
         Raises:
@@ -187,12 +187,15 @@ class Transport(ABC):
         except TimeoutError:
             raise self.unavailable(resource, ticket, limit_ms) from None
 
-    async def call_each(self, resources: Sequence[Resource], script: Script, *args: Any) -> list[list[Any]]:
+    async def call_each(
+        self, resources: Sequence[Resource], script: Script, *args: Any
+    ) -> list[list[Any] | RedleaseError]:
         """Calls a script that writes nothing on each of the resources together; returns the values of the replies.
+
+        Where the server refused a call, the error stands in the place of its values.
 
         Raises:
             Unavailable: No reply within `limit_ms`.
-            RedleaseError: The server refused.
         """
         tail, futures = encoding.pack(*args), []
         loop = self.start()
@@ -210,9 +213,22 @@ class Transport(ABC):
         except TimeoutError:
             raise self.unavailable(resources[0], None, self.limit_ms) from None
         return [
-            reply[1:] if isinstance(reply, list) else (await self.call(resource, script, *args)).values
+            reply[1:] if isinstance(reply, list) else await self._values_or_error(reply, resource, script, *args)
             for resource, reply in zip(resources, replies, strict=True)
         ]
+
+    async def _values_or_error(
+        self, reply: ErrorReply | None, resource: Resource, script: Script, *args: Any
+    ) -> list[Any] | RedleaseError:
+        """Returns the error of a reply, or repeats the call if that may help."""
+        if reply is not None and not reply.is_transient:
+            return reply.error(resource.name)
+        try:
+            return (await self.call(resource, script, *args)).values
+        except Unavailable:
+            raise
+        except RedleaseError as error:
+            return error
 
     async def _ask(self, resource: Resource, script: Script, tail: bytes) -> Reply:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Collection
 from ipaddress import ip_address
 
@@ -26,6 +27,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Cache-Control": "no-store",
 }
+HOST = re.compile(r"(\[(?P<v6>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(:[0-9]*)?")
 TOKEN_HEADER = "X-Redlease-Token"  # noqa: S105 - the name of the header, not a token
 TOKEN_LENGTH_MIN = 16
 
@@ -71,8 +73,12 @@ class AccessControl:
         return None
 
     def _is_own(self, host: str) -> bool:
-        without_port = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        name = without_port.lower().rstrip(".")
+        found = HOST.fullmatch(host)
+        if found is None:
+            return False
+        if found["v6"] is not None:
+            return _is_address(found["v6"])
+        name = found["name"].lower().rstrip(".")
         return name in self._hosts or _is_address(name)
 
 

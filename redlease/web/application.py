@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -22,6 +22,7 @@ from .gatherer import Gatherer, beat
 BEAT_S = 5.0  # a browser that hears nothing for several of these says so
 BROWSERS_MOST = 64  # that have a stream at the same time
 BODY_BYTES_MAX = 10_000
+T = TypeVar("T", str, int)
 Change = Callable[[Semaphore, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -93,7 +94,7 @@ class View:
         """Takes a ticket out, as holder or from the queue: `{"resource": …, "ticket": …}`."""
 
         async def change(resource: Semaphore, order: dict[str, Any]) -> dict[str, Any]:
-            return {"released": await resource.release(str(order["ticket"]))}
+            return {"released": await resource.release(_field(order, "ticket", str))}
 
         return await self._changed(request, change)
 
@@ -101,8 +102,8 @@ class View:
         """Sets the capacity: `{"resource": …, "capacity": …}`."""
 
         async def change(resource: Semaphore, order: dict[str, Any]) -> dict[str, Any]:
-            await resource.resize(order["capacity"])
-            return {"capacity": order["capacity"]}
+            await resource.resize(capacity := _field(order, "capacity", int))
+            return {"capacity": capacity}
 
         return await self._changed(request, change)
 
@@ -113,10 +114,13 @@ class View:
             return _refused(401, "the token is missing or wrong. `redlease web` has printed it")
         try:
             order = await _order_in(request)
-            resource = self._client.semaphore(str(order["resource"]), capacity=UNDECLARED)
+        except (ValueError, RecursionError) as error:
+            return _refused(400, f"the request must be a JSON object: {error}")
+        try:
+            resource = self._client.semaphore(_field(order, "resource", str), capacity=UNDECLARED)
             result = await change(resource, order)
-        except (KeyError, TypeError, ValueError) as error:
-            return _refused(400, str(error))
+        except ValueError as error:
+            return _refused(422, str(error))
         except RedleaseError as error:
             return _refused(503, str(error))
         self._gatherer.look_closely_now()
@@ -124,16 +128,29 @@ class View:
 
 
 async def _order_in(request: Request) -> dict[str, Any]:
-    """Returns what the body asks for; raises ValueError if that is no JSON object, or is too long."""
+    """Returns what the body asks for.
+
+    Raises:
+        ValueError: It is no JSON object, or is too long.
+        RecursionError: It is too deep.
+    """
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > BODY_BYTES_MAX:
-            raise ValueError(f"the request is longer than {BODY_BYTES_MAX} bytes")
+            raise ValueError(f"it is longer than {BODY_BYTES_MAX} bytes")
     order = json.loads(body)
     if not isinstance(order, dict):
-        raise ValueError("the request must be a JSON object")
+        raise ValueError(f"it is a {type(order).__name__}")
     return order
+
+
+def _field(order: dict[str, Any], name: str, kind: type[T]) -> T:
+    """Returns a field of an order; raises ValueError if it is missing or of another type. True is no number."""
+    value = order.get(name)
+    if type(value) is not kind:
+        raise ValueError(f"{name!r} must be a JSON {'string' if kind is str else 'integer'}")
+    return value
 
 
 def _refused(status: int, why: str) -> Response:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from redlease import Redlease, RedleaseError, clock
+from redlease import HistoryEntry, Redlease, RedleaseError, Snapshot, Unavailable, clock
 from redlease.log import about
 from redlease.primitives.overview import UNDECLARED, Overview, Summary, is_known
 
@@ -175,11 +175,17 @@ class Gatherer:
 
     async def _detail(self, name: str) -> dict[str, bytes]:
         resource = self._client.semaphore(name, capacity=UNDECLARED)
-        snapshot = await resource.inspect(limit=SHOWN_MOST)
-        entries = await resource.history(HISTORY_MOST)
+        snapshot, entries, why = Snapshot(name, UNDECLARED, (), (), 0, 0), list[HistoryEntry](), ""
+        try:
+            snapshot = await resource.inspect(limit=SHOWN_MOST)
+            entries = await resource.history(HISTORY_MOST)
+        except Unavailable:
+            raise
+        except RedleaseError as error:  # of this resource: the others can be read
+            why = str(error)
         return {
             HISTORY: _event(HISTORY, {"entries": [asdict(entry) for entry in entries]}),
-            DETAIL: _event(DETAIL, {"known": is_known(snapshot), "snapshot": asdict(snapshot)}),
+            DETAIL: _event(DETAIL, {"known": is_known(snapshot), "why": why, "snapshot": asdict(snapshot)}),
         }
 
     def _shown(self) -> set[str]:

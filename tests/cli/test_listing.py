@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,8 @@ from redlease import Redlease, Unavailable
 from redlease.cli.listing import lines_of
 from redlease.cli.plain import span
 from redlease.primitives import overview
-from redlease.primitives.overview import LOOKED_AT, Overview, Summary, matches
+from redlease.primitives.overview import LOOKED_AT, Overview, Summary
+from redlease.protocol.globs import matches
 
 from clusters import Watched
 from command_line import HARMLESS, HOSTILE, run_async
@@ -93,9 +95,52 @@ async def test_the_longest_wait_comes_first(client: Redlease) -> None:
         ("*", ["*", "gpu-1", "gpu-2"]),
     ],
 )
-def test_a_pattern_is_a_glob_as_redis_has_them(pattern: str, fitting: list[str]) -> None:
-    """It fits the whole name, and minds upper and lower case."""
+def test_a_pattern_fits_the_whole_name(pattern: str, fitting: list[str]) -> None:
+    """And minds upper and lower case."""
     assert [name for name in ("*", "gpu-1", "gpu-2") if matches(name, pattern)] == fitting
+
+
+async def test_a_pattern_is_a_glob_as_redis_has_them(own_server: OwnServer) -> None:
+    """A server finds by MATCH the same keys: for sets, ranges, ends that are missing, and what else chance makes."""
+    server, chance = own_server("valkey9"), random.Random(1)
+    names = sorted({"".join(chance.choices("aabc-]^[\\*!ü", k=chance.randint(1, 4))) for _ in range(200)})
+    patterns = ["[!a]", "[^a]", "[a", "[", "[]", "[^]", "[c-a]", "[a-]", "\\", "**a**", "", "??"]
+    patterns += ["".join(chance.choices("aabc-]^[[\\*?!", k=chance.randint(1, 7))) for _ in range(1000)]
+    async with redis.asyncio.Redis.from_url(server.url, decode_responses=True) as raw:
+        await raw.mset(dict.fromkeys(names, ""))
+        async with raw.pipeline(transaction=False) as pipeline:
+            for pattern in patterns:
+                pipeline.scan(0, match=pattern, count=10_000)
+            found = await pipeline.execute()
+    for pattern, (_, keys) in zip(patterns, found, strict=True):
+        assert [name for name in names if matches(name, pattern)] == sorted(keys), pattern
+
+
+@pytest.mark.slow
+async def test_one_that_cannot_be_read_hides_no_other(own_server: OwnServer, prefix: str) -> None:
+    """What has keys of another type, or another's state, is named first, with the error; then `ls` exits with 1."""
+    server = own_server("valkey9")
+    async with (
+        Redlease.from_url(server.url, prefix=prefix) as client,
+        redis.asyncio.Redis.from_url(server.url) as raw,
+    ):
+        await client.lock("good").acquire()
+        await raw.set(f"{prefix}:{{string}}:state", "x")
+        await raw.hset(f"{prefix}:{{words}}:state", mapping={"f": "many", "c": "few"})
+        await client.lock("half").acquire()
+        await raw.delete(f"{prefix}:{{half}}:holders")
+        await raw.set(f"{prefix}:{{half}}:holders", "x")
+        *unreadable, good = await Overview(client.tickets).look()
+        assert [(each.resource, each.resource in (each.error or "")) for each in unreadable] == [
+            *(("half", True), ("string", True), ("words", True)),
+        ]
+        assert (good.resource, good.in_use, good.error) == ("good", 1, None)
+        done = await run_async("ls", "--url", server.url, "--prefix", prefix)
+        assert done.returncode == 1
+        assert len(done.stdout.splitlines()) == 5
+        assert "WRONGTYPE" in done.stdout
+        await raw.delete(f"{prefix}:{{string}}:state", f"{prefix}:{{words}}:state", f"{prefix}:{{half}}:holders")
+        assert [each.error for each in await Overview(client.tickets).look()] == [None, None]
 
 
 async def test_a_long_queue_costs_no_more_than_a_short_one(own_server: OwnServer, prefix: str) -> None:

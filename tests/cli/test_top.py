@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -150,7 +153,7 @@ async def test_a_refresh_costs_a_script_for_each_resource_that_is_shown(own_serv
         async def refresh() -> dict[str, int]:
             server.cli("CONFIG", "RESETSTAT")
             top._overview._all_at_ms = float("inf") if top.view.summaries else 0.0  # the others are not due
-            await top._read()
+            await top.read()
             draw(top.view, 80, 14)
             async with redis.asyncio.Redis.from_url(server.url) as raw:
                 stats = await raw.info("commandstats")
@@ -164,6 +167,36 @@ async def test_a_refresh_costs_a_script_for_each_resource_that_is_shown(own_serv
         assert await client.lock("r03").release_all() == 1
         assert (await refresh())["xrevrange"] == 1
         assert top.view.losses["r03"] == (0, 1)
+
+
+async def test_one_that_cannot_be_read_hides_no_other(own_server: OwnServer, prefix: str) -> None:
+    """Its line has the error, opened it says why, and the others are read and their losses counted."""
+    server = own_server("valkey9")
+    async with (
+        Redlease.from_url(server.url, prefix=prefix, history=10) as client,
+        redis.asyncio.Redis.from_url(server.url) as raw,
+    ):
+        for name in ("good", "unlogged"):
+            await client.lock(name).acquire()
+            await client.lock(name).release_all()
+        await raw.set(f"{prefix}:{{bad}}:state", "x")
+        await raw.delete(f"{prefix}:{{unlogged}}:history")
+        await raw.set(f"{prefix}:{{unlogged}}:history", "x")
+        top = Top(client, "*", 1)
+        await top.read()
+        draw(top.view, 400, 14)  # only now it is known what is shown, of which losses are counted
+        await top.read()
+        shown = draw(top.view, 400, 14).plain
+        assert re.search(r"-  bad  \(.*WRONGTYPE", shown)
+        assert re.search(r" 0  +1  good", shown)
+        assert re.search(r"\?  +\?  unlogged", shown)
+        assert top.view.trouble == ""
+        pressed(top.view, "enter")
+        await top.read()
+        assert "WRONGTYPE" in draw(top.view, 100, 14).plain
+        pressed(top.view, "escape")
+        await top.read()
+        assert top.view.trouble == ""
 
 
 @pytest.fixture
@@ -204,6 +237,33 @@ async def test_on_a_terminal(servers: Servers, prefix: str, place: tuple[str, ..
         terminal.press("q")
         assert await terminal.status() == 0
         await eventually(lambda: terminal.is_restored, within=PATIENCE_S)
+        await cancel(*waiting)
+
+
+@pytest.mark.slow
+async def test_a_thousand_resources_cost_little(own_server: OwnServer, prefix: str) -> None:
+    """With 5,000 waiters a redraw takes less than 100 ms of processor time, and the server is asked for what is shown.
+
+    Counted, not timed, for the server: a script a resource that is shown and reading, and all others every ten seconds.
+    """
+    server, rows = own_server("valkey9"), 40
+    async with Redlease.from_url(server.url, prefix=prefix, lease=600, waiter_lease=600) as client:
+        locks = [client.lock(f"resource-{number:04}") for number in range(1000)]
+        await asyncio.gather(*(lock.acquire() for lock in locks))
+        waiting = [asyncio.create_task(lock.acquire()) for lock in locks for _ in range(5)]
+        place = ("--url", server.url, "--prefix", prefix)
+        async with OnTerminal("top", *place, rows=rows) as terminal:
+            await terminal.shows("1000 resources, 1000 of them held, 5000 waiting")
+            server.cli("CONFIG", "RESETSTAT")
+            began_s, cpu_s, drawn = time.monotonic(), terminal.cpu_s, terminal.drawn
+            await eventually(lambda: terminal.drawn >= drawn + 4, within=PATIENCE_S)
+            redraws = terminal.drawn - drawn
+            assert (terminal.cpu_s - cpu_s) / redraws < 0.1
+            async with redis.asyncio.Redis.from_url(server.url) as raw:
+                calls = {name: stats["calls"] for name, stats in (await raw.info("commandstats")).items()}
+            rounds = 1 + (time.monotonic() - began_s) // 10
+            assert calls["cmdstat_evalsha"] <= (redraws + 1) * rows + rounds * len(locks)
+            assert not calls.keys() & {f"cmdstat_{name}" for name in ("keys", "hgetall", "smembers", "xrevrange")}
         await cancel(*waiting)
 
 

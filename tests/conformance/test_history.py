@@ -14,6 +14,8 @@ from helpers import eventually, queue_up
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import redis.asyncio
+
     from redlease import Redlease
 
 
@@ -50,6 +52,24 @@ async def test_grants_and_releases(client: Redlease) -> None:
     assert [entry.at_ms for entry in entries] == sorted(entry.at_ms for entry in entries)
 
 
+async def test_what_something_else_added_is_left_out(
+    client: Redlease, raw: redis.asyncio.Redis, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Entries with other fields, or with values that cannot be, hide none of the others; the log says so once."""
+    lock = client.lock("r", history=100)
+    await lock.acquire(ticket="t")
+    fields = {"e": "granted", "w": "1", "m": "0", "t": "t", "o": '"o"', "f": "1"}
+    for each in ({"a": "b"}, fields | {"w": "many"}, fields | {"o": "7"}, fields | {"o": "[" * 5000}):
+        await raw.xadd(f"{prefix}:{{r}}:history", each)  # type: ignore[arg-type]
+    await lock.release("t")
+    with caplog.at_level("WARNING", "redlease"):
+        for _ in range(2):
+            assert [entry.event for entry in await lock.history()] == ["granted", "forced"]
+        assert [entry.event for entry in await lock.history(2)] == ["forced"]
+    (record,) = caplog.records
+    assert "resource 'r': 4 entries of its history" in record.getMessage()
+
+
 async def test_losses(client: Redlease) -> None:
     """A lease that ends is noted once, when the next call finds it, with how long it was held until its end."""
     lock = client.lock("r", lease=0.2, history=100)
@@ -72,7 +92,7 @@ async def test_a_loss_is_noted_while_capacity_is_free(client: Redlease) -> None:
         return not await pool.check(lost)
 
     await eventually(is_over)
-    await pool.acquire(ticket="next")
+    await client.semaphore("r", capacity=5, lease=30, history=100).acquire(ticket="next")
     assert [entry[:2] for entry in told(await pool.history())] == [
         ("granted", "lost"),
         ("lost", "lost"),
@@ -98,8 +118,8 @@ async def test_what_operators_do(client: Redlease) -> None:
         ("forced", 0, None),
         ("resized", 0, 3),
         ("forced", held.fence, None),
-        ("granted", following.fence, None),
         ("resized", 0, 5),
+        ("granted", following.fence, None),
     ]
     assert entries[0].ticket == waiter.ticket
     assert entries[0].waited_ms is not None

@@ -46,8 +46,8 @@ ADAPTER_LAYERS = (
     "payloads",
     "errors",
     "workflow_side | common",
-    "backends.redis | backends.slots | backends.coordinator",
-    "exclusive | admission | sequence",
+    "backends.redis | backends.slots | backends.coordinator | backends.nexus",
+    "exclusive | admission | sequence | nexus",
     "plugin",
     "worker",
     "outside | sequence_client | testing",
@@ -277,6 +277,7 @@ def test_workflow_code_needs_neither_relay_nor_redis() -> None:
     imports = IMPORTS["redlease_temporal"]
     begun = {name for name in imports.paths if name.split(".")[1:2] in ([], ["payloads"], ["workflow_side"])}
     begun |= {"redlease_temporal.admission.place_workflow", "redlease_temporal.sequence.workflow"}
+    begun |= {"redlease_temporal.nexus.acquire_workflow"}
     for each in set().union(*map(imports.reachable, begun)):
         core = {other for other in imports.of[each] if other.split(".")[0] == "redlease"}
         names = {other for other in core if other in IMPORTS["redlease"].paths}

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from redlease.testing import fake_client
 from fragments import GIVEN
 from pages import DOCS, PAGES, ROOT, Block, blocks, make_targets, python_blocks
 
-FRAMEWORKS = ("celery", "django", "fastapi", "jupyter", "pytest", "rq", "scheduled-jobs", "sqlalchemy")
+FRAMEWORKS = ("celery", "django", "fastapi", "jupyter", "pytest", "rq", "scheduled-jobs", "simulate", "sqlalchemy")
 # Whole programs and files, with the tests that run them.
 RUN_ELSEWHERE = {
     **{f"docs/how-to/{name}.md": f"integrations/test_{name.replace('-', '_')}.py" for name in FRAMEWORKS},
@@ -125,6 +126,18 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
     (flow,) = (block for block in python_blocks("README.md") if is_of_a_workflow(block))
     assert flow.text == python_blocks("docs/guide/workflows.md")[0].text
+
+
+def test_the_readme_on_pypi_has_no_relative_links() -> None:
+    """PyPI shows it without the repository, so the build makes URLs of all of them, other ones of pictures."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    text = (ROOT / "README.md").read_text()
+    for each in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    links = re.findall(r"\]\(([^)#][^)]*)\)", text)
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert "https://raw.githubusercontent.com/redlease/redlease/main/docs/demo.svg" in links
+    assert "https://github.com/redlease/redlease/blob/main/docs/tutorial.md" in links
 
 
 def test_every_page_is_in_the_navigation() -> None:

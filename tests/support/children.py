@@ -125,6 +125,26 @@ async def take_all(client: Redlease) -> None:
         await asyncio.sleep(60)
 
 
+async def press(client: Redlease, prefix: str, clients: int, capacity: int) -> None:
+    """Let so many clients hold a unit for a moment, again and again, and say so once one has."""
+    begun = asyncio.Event()
+
+    async def one(other: Redlease) -> None:
+        pool = other.semaphore("r", capacity=capacity, history=100_000)
+        while True:
+            async with pool.hold():
+                begun.set()
+                await asyncio.sleep(0.01)
+
+    async with contextlib.AsyncExitStack() as stack:
+        made = [Redlease.from_url(sys.argv[2], prefix=prefix, lease=1, waiter_lease=0.5) for _ in range(clients)]
+        others = [await stack.enter_async_context(other) for other in made]
+        tasks = [asyncio.create_task(one(other)) for other in others]
+        await begun.wait()
+        say("pressing")
+        await asyncio.gather(*tasks)
+
+
 async def count(client: Redlease, path: str, times: int) -> None:
     """Add one to the number in a file so many times, in a way that loses some where two do it at once."""
     lock = client.lock("r")

@@ -29,6 +29,13 @@ gpu = semaphore("gpu", capacity=3)
 @activity.defn
 async def transfer(fences: list[int]) -> None: ...
 """,
+    "docs/languages.md": f"""{WORKFLOW}
+import asyncio
+from temporalio.client import Client
+from redlease_temporal.worker import RedleasePlugin
+@activity.defn
+async def train(fence: int) -> None: ...
+""",
     "docs/admission.md": """
 from temporalio import workflow
 class Order:

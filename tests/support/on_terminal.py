@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from helpers import eventually
@@ -75,6 +76,17 @@ class OnTerminal:
         """What the screen shows, without the colours."""
         *_, last = self.written.split("\x1b[H")
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", last).replace("\r\n", "\n")
+
+    @property
+    def drawn(self) -> int:
+        """How often the screen was drawn."""
+        return self.written.count("\x1b[H")
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of processor time that the process has taken, as Linux counts them."""
+        _, _, numbers = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")
+        return sum(map(int, numbers.split()[11:13])) / os.sysconf("SC_CLK_TCK")
 
     async def shows(self, *parts: str) -> str:
         """Wait until the screen shows all of these, and return it."""

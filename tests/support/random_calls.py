@@ -31,6 +31,8 @@ class RandomCalls:
     weights: list[int]
     leases: list[int]
     idle: int = IDLE_MS
+    keys: tuple[str, ...] = ()
+    is_limited: bool = False
     epochs: Counter[str] = field(default_factory=Counter)
     requests: dict[tuple[str, str], str] = field(default_factory=dict)
     granted: deque[tuple[str, int]] = field(default_factory=lambda: deque([("a", 1)], maxlen=12))
@@ -48,7 +50,9 @@ class RandomCalls:
         terms = ((1, [1]), (3, [1]), (4, [1, 1, 2, 3, 5]), (CAPACITY_MAX, [1, 1, CAPACITY_MAX]))
         capacity, weights = terms[number % len(terms)]
         longest = random.choice([3, 20, 60])
-        return cls(random, Model(), capacity, weights, [1 + longest // 4, longest], idle)
+        keys = random.choice([(), ("", "k", "l", "m")])
+        is_limited = random.random() < 0.5
+        return cls(random, Model(), capacity, weights, [1 + longest // 4, longest], idle, keys, is_limited)
 
     def learn(self, name: str, args: tuple[Any, ...], reply: list[Any], fence: int) -> None:
         """Remember what a later call may be about; `fence`: the last one before this call."""
@@ -63,7 +67,8 @@ class RandomCalls:
 
     def call(self) -> tuple[str, Args]:
         """Return the next call: the name of the operation, and its arguments."""
-        (name,) = self.random.choices(list(SHARES), list(SHARES.values()))
+        shares = SHARES if self.is_limited else SHARES | {"limit": 0}
+        (name,) = self.random.choices(list(shares), list(shares.values()))
         return name, getattr(self, name)()
 
     def request(self, channel: str, ticket: str) -> str:
@@ -97,11 +102,15 @@ class RandomCalls:
             *(ticket, self.request(channel, ticket), self.place(channel), arrival, self.asked()),
             *(draw.choice(self.leases), capacity, draw.choice([0, *self.leases, *self.leases])),
             *(draw.choice([-1, -1, -1, 2, 4]), self.idle, LABEL),
+            *([key] if self.keys and (key := draw.choice(self.keys)) else []),
         )
 
     def asked(self) -> str | int:
-        """Return a weight, now and then with a priority or a lock delay, which lasts for the next losses."""
+        """Return a weight, now and then with a priority or a lock delay, which lasts for the next losses, and so on."""
         weight = self.random.choice(self.weights)
+        if self.keys and self.random.random() < 0.4:
+            per_key, share = self.random.choice(["", "", "", 0, 1, 2]), self.random.choice(["1", "2", "0.5", "3"])
+            return f"{weight} {self.random.choice([0, 0, 1])}   {per_key} {share}"
         if self.random.random() < 0.8:
             return weight
         return f"{weight} {self.random.randint(0, 3)} {self.random.choice(['', '', 0, 2, 2 * self.leases[0]])}"
@@ -151,6 +160,18 @@ class RandomCalls:
         """Set the capacity; that of a read-write lock stays."""
         return CAPACITY_MAX if self.capacity == CAPACITY_MAX else self.random.randint(1, 6), self.idle
 
+    def limit(self) -> Args:
+        """Set or lift a limit, of the resource or of keys."""
+        draw = self.random
+        kind, key = draw.choice([("limit", ""), ("pause", ""), ("back", "")])
+        if self.keys and draw.random() < 0.7:
+            kind, key = draw.choice([("each", ""), ("limit", "k"), ("limit", "l"), ("back", "k"), ("back", "m")])
+        until = str(draw.choice(self.leases))
+        if draw.random() < 0.2:
+            until = f"@{max(0, self.model.now + draw.choice([-1, *self.leases]))}"
+        units = draw.randint(0, 4) if kind in {"limit", "each"} else 0
+        return kind, key, "" if draw.random() < 0.6 else units, until, self.idle, LABEL
+
     def check(self) -> Args:
         """Ask whether a permit is held."""
         return self.permit()
@@ -175,5 +196,6 @@ SHARES = {
     "check": 4,
     "position": 4,
     "resize": 3,
+    "limit": 4,
     "watch": 1,
 }

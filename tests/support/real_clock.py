@@ -18,7 +18,7 @@ from redlease.protocol import scripts
 from redlease.protocol.encoding import Resource, pack, plain
 from redlease.protocol.scripts import Script
 
-from against_model import EVERYTHING, Judge
+from against_model import EVERYTHING, LABEL, Judge
 from random_calls import IDLE_MS, RandomCalls
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ def noting_time(script: Script) -> Script:
 
 
 NOTING = {script.name: noting_time(script) for script in scripts.SCRIPTS}
+NOTING_FOR_KEY = noting_time(scripts.ACQUIRE_FOR_KEY)
+
+
+def script_of(name: str, args: tuple[str | int, ...]) -> Script:
+    """Return the script that a call runs: an acquire may have a key, after the label."""
+    return NOTING_FOR_KEY if name == "acquire" and args[-1] != LABEL else NOTING[name]
 
 
 class Line:
@@ -112,7 +118,7 @@ class RealClock:
                 left_ms = self.judge.model.kept_until - time.time() * 1000 + self._random.uniform(-1, 4)
                 time.sleep(self._random.choice([2 * IDLE_MS, max(0, left_ms)]) / 1000)
             drawn = [self._calls.call() for _ in range(min(BATCH, calls - first))]
-            commands = [NOTING[name].head + keys + pack(0, *args) + after for name, args in drawn]
+            commands = [script_of(name, args).head + keys + pack(0, *args) + after for name, args in drawn]
             replies = iter(line.send(commands, 3 * len(drawn)))
             for name, args in drawn:
                 reply, noted, state = next(replies), next(replies), next(replies)

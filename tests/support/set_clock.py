@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 KEYS = Resource("model", "r").keys
 BEGINS_US = 4_000_000_000_000_000  # a time ahead of every server's: the keys of a real one do not expire by themselves
 TAKES_TIME = """
-local clock = {ARGV[#ARGV - 1], ARGV[#ARGV]}
+local micros = table.remove(ARGV)
+local clock = {table.remove(ARGV), micros}
 for _, key in ipairs(KEYS) do
   local ends = call('PEXPIRETIME', key)
   if ends > 0 and ends < clock[1] * 1000 + math.floor(clock[2] / 1000) then call('DEL', key) end
@@ -79,12 +80,13 @@ class FakeEngine:
         """Return what the keys contain, and when they expire in ms."""
         client: Any = self.client
         found = {}
-        with mock.patch.object(time, "time", return_value=now_us / 1_000_000):
+        now_ms = now_us // 1000  # a part of a ms would be rounded twice
+        with mock.patch.object(time, "time", return_value=now_ms / 1000):
             for number, (part, key) in enumerate(zip(Resource.PARTS, KEYS, strict=True)):
                 stored = dict(client.zrange(key, 0, -1, withscores=True)) if number else client.hgetall(key)
                 contains = {name.decode("latin-1"): as_json(value) for name, value in stored.items()}
                 if contains:
-                    found[part.decode()] = {"expires_at_ms": now_us // 1000 + client.pttl(key), "contains": contains}
+                    found[part.decode()] = {"expires_at_ms": now_ms + client.pttl(key), "contains": contains}
         return found
 
 

@@ -4,7 +4,7 @@ Its argument is a JSON object:
 
     address, namespace, task_queue    where it works
     module                            the module, found as a test finds it; all it defines is served
-    serve                             "both" (the default), "workflows" or "activities"
+    serve                             "both" (the default), "workflows" or "activities"; or "locks", the lock service
     redis_url, prefix                 given to the plugin
     key                               of the codec that its data converter has; none by default
     plugin                            the plugin's other options; false for a worker without it
@@ -81,13 +81,17 @@ async def main() -> None:
     serve = config.get("serve", "both")
     workflows = defined(config["module"], "__temporal_workflow_definition") if serve != "activities" else []
     activities = defined(config["module"], "__temporal_activity_definition") if serve != "workflows" else []
-    async with Worker(
-        client,
-        task_queue=config["task_queue"],
-        workflows=workflows,
-        activities=activities,
-        **worker_options(config.get("worker", {})),
-    ):
+    options = worker_options(config.get("worker", {}))
+    if serve == "locks":
+        from redlease_temporal.worker import RedleasePlugin  # noqa: PLC0415
+
+        (plugin,) = client.config()["plugins"]
+        assert isinstance(plugin, RedleasePlugin)
+        worker = plugin.nexus_worker(client, config["task_queue"], **options)
+    else:
+        queue = config["task_queue"]
+        worker = Worker(client, task_queue=queue, workflows=workflows, activities=activities, **options)
+    async with worker:
         say("ready")
         await asked_to_end.wait()
     say("ended")

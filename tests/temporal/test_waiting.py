@@ -129,7 +129,7 @@ def in_order(results: list[Got]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_five_hundred_wait_without_a_slot(make_stage: MakeStage, redis_url: str, prefix: str) -> None:
     """With five slots, 500 workflows wait, another activity runs at once, and all are served as they arrived."""
     count = 500
@@ -142,7 +142,7 @@ async def test_five_hundred_wait_without_a_slot(make_stage: MakeStage, redis_url
     handles: list[Handle] = []
     for start in range(0, count, 50):
         handles += await asyncio.gather(*(stage.start(wait, number) for number in range(start, start + 50)))
-    await eventually(lambda: _so_many(pool, count), 60)
+    await eventually(lambda: _so_many(pool, count), 150)
     tickets = [waiter.ticket for waiter in (await pool.inspect(limit=count)).waiters]
 
     began = time.monotonic()

@@ -39,6 +39,10 @@ async def state_of(client: Redlease) -> tuple[int, list[str]]:
         ("127.0.0.1.attacker.example", 403),
         ("127.0.0.1@attacker.example", 403),
         ("[attacker.example]", 403),
+        ("[::1]attacker.example", 403),
+        ("[::1]:80:attacker.example", 403),
+        ("localhost:attacker.example", 403),
+        ("[localhost]", 403),
         ("", 403),
     ],
 )
@@ -105,25 +109,30 @@ async def test_a_change_needs_the_flag_and_the_token(
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "status"),
     [
-        b"",
-        b"[]",
-        b"{",
-        b"\xff",
-        b'{"resource": "gpu"}',
-        b'{"resource": "", "ticket": "stuck", "capacity": 3}',
-        b'{"resource": "gpu", "ticket": "", "capacity": "3"}',
-        b'{"resource": "gpu", "ticket": "' + b"x" * 20_000 + b'", "capacity": 0}',
+        (b"", 400),
+        (b"[]", 400),
+        (b"{", 400),
+        (b"\xff", 400),
+        (b'{"resource": ' + b"[" * 9_000, 400),
+        (b'{"resource": "gpu", "ticket": "' + b"x" * 20_000 + b'", "capacity": 0}', 400),
+        (b'{"resource": "gpu"}', 422),
+        (b'{"resource": "", "ticket": "stuck", "capacity": 3}', 422),
+        (b'{"resource": "gpu", "ticket": "", "capacity": "3"}', 422),
+        (b'{"resource": "gpu", "ticket": 7, "capacity": true}', 422),
+        (b'{"resource": ["gpu"], "ticket": "stuck", "capacity": 3}', 422),
     ],
 )
-async def test_an_order_that_makes_no_sense_changes_nothing(asked: Asked, client: Redlease, body: bytes) -> None:
+async def test_an_order_that_makes_no_sense_changes_nothing(
+    asked: Asked, client: Redlease, body: bytes, status: int
+) -> None:
     """What is no JSON object, lacks a field, or has one that cannot be, is refused with the reason."""
     await client.semaphore("gpu", capacity=2).acquire(ticket="stuck")
     async with asked(TOKEN) as http:
         for path in ("/release", "/resize"):
             refused = await http.post(path, content=body, headers={"X-Redlease-Token": TOKEN})
-            assert (refused.status_code, bool(refused.json()["error"])) == (400, True)
+            assert (refused.status_code, bool(refused.json()["error"])) == (status, True)
     assert await state_of(client) == (2, ["stuck"])
 
 

@@ -124,6 +124,25 @@ async def test_only_what_a_browser_shows_is_sent_in_full(
     assert [entry["event"] for entry in newest["history"]["entries"]] == ["granted"]
 
 
+async def test_one_that_cannot_be_read_hides_no_other(
+    client: Redlease, gatherer: Gatherer, url: str, prefix: str
+) -> None:
+    """It is listed with the error, whoever opens it is told why, and the others are shown as ever."""
+    await client.lock("good").acquire()
+    async with redis.asyncio.Redis.from_url(url) as raw:
+        await raw.set(f"{prefix}:{{bad}}:state", "x")
+        with gatherer.viewer("bad") as bad, gatherer.viewer("good") as good:
+            opened = await sent(bad, lambda newest: newest.keys() >= {"detail", "overview"})
+            shown = await sent(good, lambda newest: newest.keys() >= {"detail", "overview", "history"})
+        assert "WRONGTYPE" in opened["detail"]["why"]
+        assert [(each["resource"], bool(each["error"])) for each in shown["overview"]["listed"]] == [
+            *(("bad", True), ("good", False)),
+        ]
+        assert (shown["detail"]["why"], shown["detail"]["snapshot"]["in_use"]) == ("", 1)
+        assert opened["status"] == shown["status"] == {"reachable": True, "why": ""}
+        await raw.delete(f"{prefix}:{{bad}}:state")
+
+
 async def test_a_browser_that_is_slow_gets_the_newest_state(client: Redlease, gatherer: Gatherer) -> None:
     """What has changed again meanwhile is skipped, so that nothing piles up."""
     lock = client.lock("invoice")

@@ -38,6 +38,9 @@ SOON_MS = 50.0  # how long the server may take to record the end of a run
 PAGE = 200  # events per call
 CHAIN_MAX = 20  # successors followed in one look
 LATE_MS = 10_000.0  # a look that takes longer counts as one without an answer
+OPERATION_ENDED = {
+    f"nexus_operation_{how}_event_attributes" for how in ("completed", "failed", "canceled", "timed_out")
+}
 ANSWER = timedelta(seconds=5)  # how long a call may take: a suspended server never replies
 
 
@@ -299,6 +302,29 @@ class RunMonitor:
                     return await self._has_fence(result, fence)
             if not page:
                 return False
+
+    async def has_received(self, run: RunKey, event_id: int, fence: int) -> bool | None:
+        """Whether the Nexus operation that an event of the run scheduled has returned this grant to it.
+
+        Returns None while the operation is under way.
+
+        Raises:
+            RPCError: The server did not return the history.
+        """
+        page, continued = b"", False
+        while True:
+            events, page = await self._last_events(*run, page)
+            for event in events:
+                kind = event.WhichOneof("attributes")
+                continued = continued or kind == "workflow_execution_continued_as_new_event_attributes"
+                if event.event_id <= event_id:
+                    return False if continued else None
+                if kind in OPERATION_ENDED and getattr(event, kind).scheduled_event_id == event_id:
+                    completed = event.nexus_operation_completed_event_attributes
+                    returned = completed.scheduled_event_id == event_id
+                    return returned and await self._has_fence(Payloads(payloads=[completed.result]), fence)
+            if not page:
+                return None
 
     async def _has_fence(self, result: Payloads, fence: int) -> bool:
         """Whether an activity's result is a permit with that fence; True if the result cannot be read."""

@@ -50,6 +50,20 @@ def micros(moment: datetime) -> int:
 
 
 @dataclass(frozen=True)
+class Caller:
+    """The run, in whatever namespace of the cluster, for which a lock service makes requests.
+
+    Attributes:
+        event_id: The event of its history that scheduled the operation; 0 if that is not known.
+    """
+
+    namespace: str
+    workflow_id: str
+    run_id: str
+    event_id: int = 0
+
+
+@dataclass(frozen=True)
 class Terms:
     """What a primitive declares about its resource."""
 
@@ -70,6 +84,7 @@ class AcquireCall:
         wait_id: The id of the remote activity whose completion records a later grant.
         keep: Whether the permit is renewed while the run is open.
         queue: Whether the request may wait.
+        caller: The run that is to have the permit, if it is not the one that requests it.
     """
 
     terms: Terms
@@ -86,6 +101,7 @@ class AcquireCall:
     on_close: OnClose = "release"
     max_hold_ms: int | None = None
     salt: str = ""
+    caller: Caller | None = None
 
 
 @dataclass(frozen=True)

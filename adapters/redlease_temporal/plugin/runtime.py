@@ -19,9 +19,9 @@ from redlease_temporal.backends.coordinator.activities import CoordinatorActivit
 from redlease_temporal.backends.coordinator.contended import Contended
 from redlease_temporal.backends.coordinator.workflow import Coordinator
 from redlease_temporal.backends.redis.activities import RedisActivities
+from redlease_temporal.backends.redis.caller_tracker import tracker_for
 from redlease_temporal.backends.redis.registry import TicketRecord
 from redlease_temporal.backends.redis.relay import Relay, Tracker
-from redlease_temporal.backends.redis.tracker import TicketTracker
 from redlease_temporal.backends.slots.activities import SlotActivities
 from redlease_temporal.backends.slots.notifier import SlotNotifier
 from redlease_temporal.backends.slots.workflow import Slot
@@ -155,4 +155,4 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 def tracker_of(relay: Relay, record: TicketRecord) -> Tracker:
     """Makes the tracker for a record: of a place, or of a ticket."""
-    return PlaceTracker(relay, record) if record.admission else TicketTracker(relay, record)
+    return PlaceTracker(relay, record) if record.admission else tracker_for(relay, record)

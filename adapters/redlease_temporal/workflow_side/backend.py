@@ -75,8 +75,8 @@ class Backend(Protocol):
     async def position(self, placing: locks.Placing) -> Position | None:
         """Where a ticket stands in the queue; None if it neither waits nor holds a permit."""
 
-    def kept_by(self, permit: Permit) -> str:
-        """The id of the workflow that keeps a permit; empty if none does."""
+    def kept_by(self, permit: Permit) -> str | None:
+        """The id of the workflow that keeps a permit; empty if none does; None if this namespace cannot ask for it."""
 
 
 class LocalBackend:

@@ -77,7 +77,7 @@ class Hold:
         downgrade: Callable[[Permit], Awaitable[bool]],
         on_lost: OnLost,
         *,
-        kept_by: str = "",
+        kept_by: str | None = "",
     ) -> None:
         self.permit = permit
         self.kept_by = kept_by
@@ -100,8 +100,8 @@ class Hold:
 
     @property
     def guard(self) -> Guard | None:
-        """The guard for an activity started now; None once the hold is released or detached."""
-        return None if self._ended else self._as_guard()
+        """The guard for an activity started now; None once the hold has ended, or if no activity can check it."""
+        return None if self._ended or self.kept_by is None else self._as_guard()
 
     def check(self) -> None:
         """Raises `LeaseLost` if the run knows that the permit is no longer held."""
@@ -177,7 +177,7 @@ class Hold:
         permit, info = self.permit, workflow.info()
         # After a reset, the permit may have been released since the original run learned of its deadline.
         until_ms = permit.expires_at_ms if info.run_id == original_run_of(info) else 0
-        return Guard(permit.resource, permit.ticket, permit.fence, self.kept_by, until_ms)
+        return Guard(permit.resource, permit.ticket, permit.fence, self.kept_by or "", until_ms)
 
     # The block
 

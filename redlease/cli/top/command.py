@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from redlease import Redlease, RedleaseError, clock
+from redlease import Redlease, RedleaseError, Unavailable, clock
 from redlease.primitives.overview import UNDECLARED, Overview, Summary
 
 from .screen import draw
@@ -68,26 +68,30 @@ class Top:
         try:
             while True:
                 self._asked.clear()
-                try:
-                    await self._read()
-                    self.view.trouble = ""
-                except RedleaseError as error:
-                    self.view.trouble = str(error)
+                await self.read()
                 self._changed.set()
                 await clock.pause(self._asked, self._every_s)
         finally:
             self._changed.set()
 
-    async def _read(self) -> None:
+    async def read(self) -> None:
+        """Reads what is to be shown, or why that failed."""
+        try:
+            await (self._read_all() if self.view.opened is None else self._read_one(self.view.opened))
+            self.view.trouble = ""
+        except RedleaseError as error:
+            self.view.trouble = str(error)
+
+    async def _read_all(self) -> None:
         view = self.view
-        if (name := view.opened) is None:
-            view.summaries = await self._overview.look(view.shown)
-            shown = set(view.shown)
-            await asyncio.gather(*(self._count_losses(each) for each in view.summaries if each.resource in shown))
-        else:
-            detail = await self._detail(name)
-            if view.opened == name:
-                view.detail = detail
+        view.summaries = await self._overview.look(view.shown)
+        shown = set(view.shown)
+        await asyncio.gather(*(self._count_losses(each) for each in view.summaries if each.resource in shown))
+
+    async def _read_one(self, name: str) -> None:
+        detail = await self._detail(name)
+        if self.view.opened == name:
+            self.view.detail = detail
 
     async def _detail(self, name: str) -> Detail:
         resource = self._client.semaphore(name, UNDECLARED)
@@ -98,7 +102,13 @@ class Top:
         """Counts the losses in the history of a resource, if there is one and the resource has changed."""
         was = self._counted.get(each.resource)
         if each.history and (was is None or (was.fence, was.in_use) != (each.fence, each.in_use)):
-            entries = await self._client.semaphore(each.resource, UNDECLARED).history(RECENT)
+            try:
+                entries = await self._client.semaphore(each.resource, UNDECLARED).history(RECENT)
+            except Unavailable:
+                raise
+            except RedleaseError:  # opening the resource tells why
+                self.view.losses.pop(each.resource, None)
+                return
             events = [entry.event for entry in entries]
             self.view.losses[each.resource] = events.count("lost"), events.count("forced")
             self._counted[each.resource] = each

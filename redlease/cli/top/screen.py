@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from rich.text import Text
 
 from redlease.cli import history, snapshot
-from redlease.cli.listing import HEADS, cells_of
+from redlease.cli.listing import HEADS, cells_of, name_of, style_of
 from redlease.cli.plain import plain
 from redlease.primitives.overview import Summary
 
@@ -57,8 +58,7 @@ def _listed(view: View, rows: int) -> Iterator[Text]:
     for at, each in enumerate(shown):
         cells = (*cells_of(each), *_losses(view, each))
         numbers = "  ".join(cell.rjust(width) for cell, width in zip(cells, WIDTHS, strict=True))
-        style = "yellow" if each.waiting else "green" if each.in_use else ""
-        line = Text(f"{numbers}  {plain(each.resource)}", style)
+        line = Text(f"{numbers}  {name_of(each)}", style_of(each))
         if at == selected:
             line.stylize("reverse")
         yield line
@@ -67,7 +67,7 @@ def _listed(view: View, rows: int) -> Iterator[Text]:
 def _losses(view: View, each: Summary) -> tuple[str, str]:
     if not each.history:
         return "-", "-"
-    lost, forced = view.losses.get(each.resource, (0, 0))
+    lost, forced = view.losses.get(each.resource, ("?", "?"))  # not read yet, or not readable
     return str(lost), str(forced)
 
 
@@ -86,7 +86,8 @@ def _heads(view: View) -> Text:
 def _opened(view: View, width: int, rows: int) -> Iterator[Text]:
     """Yields the lines of one resource: who holds and who waits, and the end of its history."""
     if view.detail is None:
-        yield Text(f"{plain(view.opened or '')}: being read", "dim")
+        told = f"{plain(view.opened or '')}: being read" if not view.trouble else plain(view.trouble)
+        yield from (Text(line, "dim" if not view.trouble else "red") for line in textwrap.wrap(told, width))
         return
     lines = list(snapshot.lines_of(view.detail.snapshot, width))
     if view.detail.entries:

@@ -70,13 +70,13 @@ class View:
     _rows: int = 1
 
     def listed(self) -> list[Summary]:
-        """Returns the resources that fit the filter, in order."""
+        """Returns the resources that fit the filter, in order, and before them those that cannot be read."""
         wanted = self.pattern.casefold()
         found = [each for each in self.summaries if wanted in each.resource.casefold()]
         found.sort(key=lambda each: each.resource, reverse=self.sorting == BY_NAME and self.reverse)
         if self.sorting != BY_NAME:
             found.sort(key=SORTINGS[self.sorting].by, reverse=not self.reverse)
-        return found
+        return sorted(found, key=lambda each: each.error is None)  # what cannot be read needs attention first
 
     def window(self, rows: int) -> tuple[list[Summary], int]:
         """Returns the resources that fit into so many rows, and the index of the selected one among them."""

@@ -3,6 +3,23 @@
 local BATCH = 100 -- how many entries one call reaps or grants at most: a long script blocks the whole server
 local FORGET_MS = 60000 -- how long a lapsed place is kept, so that a late copy cannot revive it
 
+-- Returns the key of a ticket, if it has one, its entry in the queue, its share and its sequence.
+local function entry_of(ticket)
+  if turns.of then return turns.of(ticket) end
+  return nil, ticket
+end
+
+local function ticket_of(entry)
+  return entry and turns.ticket and turns.ticket(entry) or entry
+end
+
+-- Returns the waiter that is granted next, its entry, and with keys its tag and its key.
+local function first_waiter()
+  if turns.first then return turns.first() end
+  local head = call('ZRANGE', queue, 0, 0)[1]
+  return head, head
+end
+
 local function alive(place)
   local lapses = call('ZSCORE', waiters, place)
   lapses = lapses and tonumber(lapses)
@@ -33,10 +50,16 @@ end
 local function remove_holder(ticket, weight)
   if call('ZREM', holders, ticket) == 1 then used, excess = used - weight, excess - weight + 1 end
   call('HDEL', state, 't' .. ticket)
+  local key = entry_of(ticket)
+  if key then
+    turns.use(key, -weight)
+    turns.remove(ticket)
+    if weight == 0 then turns.lifted(key) end
+  end
 end
 
 local function remove_waiter(ticket)
-  call('ZREM', queue, ticket)
+  if turns.leave then turns.leave(ticket) else call('ZREM', queue, ticket) end
   call('HDEL', state, 't' .. ticket)
 end
 
@@ -58,14 +81,19 @@ local function lapse(ticket, weight, ended)
     local _, its_fence, _, since, _, _, label = parse(call('HGET', state, 't' .. ticket) or '')
     if its_fence then note('lost', ticket, its_fence, weight, ended - since, label) end
   end
-  remove_holder(ticket, weight)
   local until_ms = ended + tonumber(call('HGET', state, 'y') or 0)
   if until_ms > now and string.byte(ticket) ~= 255 then
     local name = string.char(255) .. format('%d ', ended) .. ticket
     call('HSET', state, 't' .. name, format('%d 0 0 %d - - ', weight, now))
     lease_until(name, until_ms)
     used, excess = used + weight, excess + weight - 1
+    local key, _, share = entry_of(ticket)
+    if key then -- before the permit goes, so that nothing of its key becomes free meanwhile
+      turns.add(name, key, share, 0)
+      turns.use(key, weight)
+    end
   end
+  remove_holder(ticket, weight)
 end
 
 -- Removes holders whose lease has ended, at most `limit`, and returns how many.
@@ -85,21 +113,25 @@ local function grant_waiting()
   if capacity == 0 then return 0 end -- the state was deleted: the next acquire declares the capacity
   local budget, reaped = BATCH, used >= capacity
   if reaped then budget = budget - reap(budget) end
+  if turns.raised > 0 and used < capacity then turns.raise(BATCH) end
   while budget > 0 and used < capacity do
-    local head = call('ZRANGE', queue, 0, 0)[1]
-    if not head then return 0 end
-    local text = call('HGET', state, 't' .. head)
+    local head, entry, tag, key = first_waiter()
+    if not head and (reaped or turns.count == 0 or call('ZCARD', queue) == 0) then return turns.raised > 0 and 1 or 0 end
+    local text = head and call('HGET', state, 't' .. head)
     local weight, _, lease, since, place, request, label = parse(text or '')
     local lapses = weight and lasts(place, request)
-    if not lapses then
+    if not head then -- all who wait are of keys at their limits, maybe by holders whose leases have ended
+      reaped, budget = true, budget + 1 - reap(budget)
+    elseif not lapses then
       remove_waiter(head)
-    elseif weight > capacity then
+    elseif weight > capacity or (key and turns.limit > 0 and weight > turns.limit) then
       remove_waiter(head)
-      publish_to_sharers(place, request, 'm', ' ' .. capacity)
+      publish_to_sharers(place, request, 'm', ' ' .. (weight > capacity and capacity or turns.limit))
+    elseif key and turns.park(entry, key, weight) then -- it is the next key's turn
     elseif used + weight <= capacity then
       -- In this order: while its slot moves to another node, a missing key cannot be created, and the script fails here.
       make_holder(head, weight, lease, place, request, label, lapses, since)
-      call('ZREM', queue, head)
+      if turns.count > 0 then turns.take(entry, tag, key, weight) else call('ZREM', queue, entry) end
       publish_to_sharers(place, request, 'g', format(' %.0f %.0f %.0f %d', fence, now, lapses, capacity))
     elseif not reaped then
       reaped, budget = true, budget + 1 - reap(budget)
@@ -118,7 +150,7 @@ local function soonest()
   local at = first and tonumber(first)
   if not first and excess > 0 then return 0 end -- only the holders key was deleted or evicted
   if used < capacity then
-    local head = call('ZRANGE', queue, 0, 0)[1]
+    local head = first_waiter()
     local _, _, _, _, place, request = parse(head and call('HGET', state, 't' .. head) or '')
     if place then
       local lapses = lasts(place, request) or now
@@ -130,7 +162,7 @@ end
 
 -- Notifies the first waiter that a lease ends earlier than its client expects.
 local function publish_to_head()
-  local head = call('ZRANGE', queue, 0, 0)[1]
+  local head = first_waiter() or ticket_of(call('ZRANGE', queue, 0, 0)[1])
   local _, _, _, _, place, request = parse(head and call('HGET', state, 't' .. head) or '')
   for other in string.gmatch(place and '{' .. place .. '}' .. request or '', '{([^}]*)}') do publish(other, 'l 0 ' .. state) end
 end

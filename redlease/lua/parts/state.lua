@@ -2,18 +2,25 @@
 
 local fence, sequence, capacity, declared, used, excess, record
 local expires, tombstones, watched
+local turns = {count = 0, raised = 0, limit = 0} -- see turns.lua, which not all operations include
 local was -- the header as it was read
 local new_holder, new_waiter = false, false -- whether a key may have been created that has no expiry yet
 
 -- Reads the header and one ticket's record. It is the first access to state and holders: a key of a wrong type fails here.
 local function read(ticket)
-  was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n')
+  was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g', 'b')
   fence, excess = was[1] and tonumber(was[1]) or 0, was[2] and tonumber(was[2]) or 0
   used = call('ZCARD', holders) + excess
   capacity, declared = was[3] and tonumber(was[3]) or 0, was[4] and tonumber(was[4]) or 0
   sequence, expires = was[5] and tonumber(was[5]) or 0, was[6] and tonumber(was[6]) or 0
   tombstones, watched = was[7] and tonumber(was[7]) or 0, was[8] and tonumber(was[8]) or 0
   record = was[9]
+  if was[12] then turns.limit = tonumber(was[12]) end
+  if was[11] then
+    local count, virtual, start, numbers, raised, limits = string.match(was[11], '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+    turns.count, turns.virtual, turns.start, turns.numbers = count + 0, virtual + 0, start + 0, numbers + 0
+    turns.raised, turns.limits = raised + 0, limits + 0
+  end
 end
 
 local function parse(text)
@@ -70,6 +77,7 @@ local function commit(deadline, idle)
     if was[3] then note('resized', '', '0', capacity, 0, '') end
   end
   if declared ~= (tonumber(was[4]) or 0) then set('d', format('%d', declared)) end
+  if turns.store then turns.store() end
   if size > 2 then call(unpack(changes, 1, size)) end
   if due then
     expire_all()

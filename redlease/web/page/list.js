@@ -45,7 +45,8 @@ export function drawList() {
 
 // Nothing moves under a pointer or a focus: what is new comes last until it is elsewhere.
 function inOrder(rows) {
-  const sorted = rows.toSorted(ORDERS[byId("order").value]);
+  const order = ORDERS[byId("order").value];
+  const sorted = rows.toSorted((a, b) => Boolean(b.error) - Boolean(a.error) || order(a, b));
   const body = byId("resources");
   if (!body.matches(":hover") && !body.contains(document.activeElement)) {
     standing = sorted.map((each) => each.resource);
@@ -62,13 +63,14 @@ function noteOn(overview, count) {
     return `The first ${overview.listed.length.toLocaleString("en")} are listed, by longest wait. ` +
       "Start redlease web with a pattern to see others.";
   }
+  const unread = overview.listed.filter((each) => each.error);
+  if (unread.length) return unread.length === 1 ? plain(unread[0].error) : `${unread.length} of them cannot be read: open one to see why.`;
   return count === 0 ? "No name contains that." : "";
 }
 
 function createRow(each) {
   const link = make("a", "name", plain(each.resource));
   link.href = addressOf(each.resource);
-  link.title = plain(each.resource);
   const name = make("th", "", link);
   name.scope = "row";
   const meter = make("span", "meter", make("span", "fill"));
@@ -85,13 +87,16 @@ function updateRow(row, each, since) {
   const [name, held, waiting, wait, hold] = row.children;
   const limited = each.capacity !== null && each.capacity !== UNLIMITED;
   const share = limited ? Math.min(1, each.in_use / each.capacity) : Math.min(1, each.in_use);
-  setText(held.lastElementChild, limited ? `${units(each.in_use)} of ${units(each.capacity)}` : units(each.in_use));
+  const limit = each.limit === null ? "" : each.limit ? `, limit ${each.limit}` : ", paused";
+  setText(held.lastElementChild, (limited ? `${units(each.in_use)} of ${units(each.capacity)}` : units(each.in_use)) + limit);
   held.firstElementChild.firstElementChild.style.transform = `scaleX(${share})`;
   setText(waiting, each.waiting ? each.waiting.toLocaleString("en") : "–");
   setText(wait, each.longest_wait_ms === null ? "–" : span(each.longest_wait_ms + since));
+  if (each.error) setText(held.lastElementChild, "unreadable");
   setText(hold, each.longest_hold_ms === null ? "–" : span(each.longest_hold_ms + since));
-  row.className = each.waiting ? "contended" : each.in_use ? "in-use" : "idle";
+  row.className = each.error ? "unreadable" : each.waiting ? "contended" : each.in_use ? "in-use" : "idle";
   const link = name.firstElementChild;
+  link.title = plain(each.error ?? each.resource);
   if (each.resource === chosen) link.setAttribute("aria-current", "page");
   else link.removeAttribute("aria-current");
 }

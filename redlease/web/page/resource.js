@@ -44,9 +44,11 @@ export function showDetail(detail) {
 // Draws the resource as it is now: waits, holds and leases go on between the events.
 export function drawResource() {
   if (shown === null) return;
-  const { snapshot, known } = shown.detail;
+  const { snapshot, known, why } = shown.detail;
   const now = snapshot.server_time_ms + performance.now() - shown.at;
-  setText(byId("facts"), known ? factsOf(snapshot) : "Nothing is known of it: it was not used under this prefix, or not of late.");
+  const unknown = "Nothing is known of it: it was not used under this prefix, or not of late.";
+  setText(byId("facts"), why ? plain(why) : known ? factsOf(snapshot) : unknown);
+  byId("chosen").classList.toggle("unread", Boolean(why) && !known);
   byId("resize").hidden = changes === null || !known;
   drawSlots(snapshot, now);
   drawQueue(snapshot);
@@ -58,7 +60,13 @@ export function drawResource() {
 function factsOf(snapshot) {
   const of = isLimited(snapshot) ? ` of ${units(snapshot.capacity)}` : "";
   const fence = snapshot.fence || "unknown";
-  return `${units(snapshot.in_use)}${of} held · ${snapshot.waiting.toLocaleString("en")} waiting · last fence ${fence}`;
+  const facts = `${units(snapshot.in_use)}${of} held · ${snapshot.waiting.toLocaleString("en")} waiting · last fence ${fence}`;
+  return [facts, ...snapshot.limits.map(limitOf)].join(" · ");
+}
+
+function limitOf({ kind, units: most, key, owner, reason }) {
+  const what = { limit: `limited to ${most}`, per_key: `each key limited to ${most}`, pause: "paused", hold_back: "held back" }[kind];
+  return `${key === null ? "" : `key ${plain(key)} `}${what} by ${plain(owner)}${reason ? `: ${plain(reason)}` : ""}`;
 }
 
 const isLimited = (snapshot) => snapshot.capacity !== null && snapshot.capacity !== UNLIMITED;

@@ -11,19 +11,20 @@ import sys
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pytest
 from pydantic import TypeAdapter, ValidationError, create_model
 
 import redlease
 from redlease import Permit, Redlease
+from redlease.guards.sql import fenced
 from redlease.testing import fake_client
 
 from helpers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from conftest import MakeClient, OwnServer
 
@@ -109,6 +110,61 @@ def test_an_import_loads_no_more_than_it_needs(code: str, absent: set[str]) -> N
     script = f"import sys; before = {{*sys.modules}}; {code}; print(*({{*sys.modules}} - before) & {absent})"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout == "\n"
+
+
+@pytest.mark.parametrize("function", [fake_client, fenced])
+def test_types_are_known_while_the_program_runs(function: Callable[..., object]) -> None:
+    """Those of functions that take what an optional package brings too, whether or not it is installed."""
+    assert "return" in get_type_hints(function)
+
+
+# One thread is in the midst of importing redis-py when another one asks for a name: it goes on once the other waits.
+MET = """
+import sys, threading, time
+from importlib import _bootstrap, import_module
+from importlib.machinery import PathFinder, SourceFileLoader
+import redlease
+
+begun, errors = threading.Event(), []
+
+class Paused(SourceFileLoader):
+    def exec_module(self, module):
+        begun.set()
+        while threading.current_thread() is first and not _bootstrap._blocking_on.get(second.ident):
+            time.sleep(0.01)
+        super().exec_module(module)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        spec = PathFinder.find_spec(name, path, target) if name == "redis" else None
+        if spec is not None:
+            spec.loader = Paused(name, spec.origin)
+        return spec
+
+def run(action):
+    try:
+        action()
+    except BaseException as error:
+        errors.append(repr(error))
+
+sys.meta_path.insert(0, Finder())
+first = threading.Thread(target=run, args=(lambda: import_module("redis"),))
+second = threading.Thread(target=run, args=(lambda: begun.wait() and ASKED,))
+for each in (first, second):
+    each.start()
+for each in (first, second):
+    each.join()
+print(*errors)
+"""
+
+
+@pytest.mark.parametrize("asked", ["redlease.Redlease", "import_module('redlease.sync')"])
+def test_threads_that_import_at_once_meet_no_deadlock(asked: str) -> None:
+    """A thread that asks for a name while another one imports redis-py waits for it, before it holds a lock itself."""
+    told = subprocess.run(
+        [sys.executable, "-c", MET.replace("ASKED", asked)], capture_output=True, text=True, check=True, timeout=50
+    )
+    assert (told.stdout, told.stderr) == ("\n", "")
 
 
 @pytest.mark.parametrize(

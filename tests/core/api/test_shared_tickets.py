@@ -338,12 +338,12 @@ async def test_who_left_a_waiting_ticket_may_leave_a_dead_one(others: list[Redle
         return (await c.session.connection.call(lock._resource, script, *args)).values
 
     places = [client.session.new_name() for client in (a, b)]
-    for request, place, waiter_lease_ms in zip(("pa", "pb"), places, (20, 60_000), strict=True):
+    for request, place, waiter_lease_ms in zip(("pa", "pb"), places, (300, 60_000), strict=True):
         terms = ("0", 1, 60_000, 1, waiter_lease_ms, -1, 86_400_000, arguments.label("o", {}))
         await call(scripts.ACQUIRE, "T", request, place, *terms)
 
     async def has_lapsed() -> bool:
-        return (await call(scripts.BEAT, places[0], 10, "T", 86_400_000)) == [Status.LAPSED]
+        return (await call(scripts.BEAT, places[0], 1, "T", 86_400_000)) == [Status.LAPSED]
 
     await eventually(has_lapsed)
     with pytest.raises(QueueFull):

@@ -98,6 +98,20 @@ async def test_failures_are_errors(observed: Redlease, tracers: TracerProvider, 
     assert (hold.attributes or {})["redlease.loss.reason"] == "taken"
 
 
+async def test_a_detached_hold_ends_its_span(
+    observed: Redlease, tracers: TracerProvider, exporter: InMemorySpanExporter
+) -> None:
+    """The permit lives on, for another process perhaps; the span tells of the hold, without an error."""
+    with tracers.get_tracer("test").start_as_current_span("caller"):
+        hold = await observed.lock("r").hold()
+        permit = hold.detach()
+    span = named(exporter)["redlease.hold"]
+    assert (span.attributes or {})["redlease.detached"] is True
+    assert span.status.status_code == StatusCode.UNSET
+    await observed.lock("r").release(permit)
+    assert len(exporter.get_finished_spans()) == 2
+
+
 async def test_outside_of_a_trace_there_are_no_spans(observed: Redlease, exporter: InMemorySpanExporter) -> None:
     """Locks begin no traces of their own."""
     async with observed.lock("r").hold():

@@ -23,7 +23,7 @@ from redlease_temporal.backends.redis import registry
 FILES = {
     path.name.removesuffix(".lua"): path.read_text() for path in Path(redlease.__file__).parent.glob("lua/**/*.lua")
 }
-OPERATIONS = {script.name: script for script in (*scripts.SCRIPTS, scripts.PROBE)}
+OPERATIONS = {script.name: script for script in (*scripts.SCRIPTS, scripts.ACQUIRE_FOR_KEY, scripts.PROBE)}
 PARTS = FILES.keys() - OPERATIONS.keys()  # put before or into the operations
 
 # The adapter's have a prelude of their own, in each of them, and other keys.
@@ -92,7 +92,7 @@ def test_every_file_is_used() -> None:
     """Each file is an operation of scripts.py or a part of one."""
     assert OPERATIONS.keys() <= FILES.keys()
     for part in PARTS:
-        body = FILES[part].strip()
+        body = scripts.stripped(FILES[part])
         assert any(body in script.text for script in OPERATIONS.values()), f"{part}.lua is used by nothing"
 
 
@@ -240,7 +240,7 @@ class Chunk:
     def _string(self) -> str:
         length = self._take(self.size_format)
         self.at += length
-        return self.data[self.at - length : self.at - 1].decode() if length else ""
+        return self.data[self.at - length : self.at - 1].decode(errors="replace") if length else ""
 
     def _function(self) -> None:
         function = Function()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUGS = sorted((Path(__file__).parents[3] / "proof" / "bugs").glob("*.patch"))
-RESOURCES, CALLS_EACH = 40, 250
+RESOURCES, CALLS_EACH = 160, 250
 
 
 def planted(patch: Path, directory: Path) -> dict[str, scripts.Script]:

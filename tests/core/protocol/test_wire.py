@@ -74,13 +74,15 @@ def test_a_call_is_one_frame(name: str, ticket: str, written: str, weight: int) 
     assert Framer().feed(frame + b"*0\r\n") == [frame, b"*0\r\n"]
 
 
-@given(texts, metadata, st.integers(1, 2**31 - 1), st.integers(0, 2**53))
-def test_a_record_is_read_as_it_was_written(owner: str, said: dict[str, str], weight: int, fence: int) -> None:
-    """Owner and metadata come out of a record as they went in, spaces and all."""
-    text = f"{weight} {fence} 30000 1700000000000 c|1 r-1 {arguments.label(owner, said)}"
+@given(texts, metadata, st.just("") | texts, st.integers(1, 2**31 - 1), st.integers(0, 2**53))
+def test_a_record_is_read_as_it_was_written(
+    owner: str, said: dict[str, str], key: str, weight: int, fence: int
+) -> None:
+    """Owner, metadata and key come out of a record as they went in, spaces and all."""
+    text = f"{weight} {fence} 30000 1700000000000 c|1 r-1 {arguments.label(owner, said, key)}"
     fields, *rest = read_record(text.encode())
     assert fields == [str(weight), str(fence), "30000", "1700000000000", "c|1", "r-1"]
-    assert rest == [owner, said]
+    assert rest == [owner, said, key]
     assert "\n" not in arguments.label(owner, said)
 
 
@@ -205,7 +207,7 @@ def test_snapshots(rows: list[tuple[str, int, int]]) -> None:
             f"{weight} {fence} 30 10 c|1 r-1 {arguments.label('o', {})}".encode(),
         ]
     reading = Reading("r", 3, 100)
-    reading.add([17, 9, 0, 0, 0, held, [], []])
+    reading.add([17, 9, 0, 0, 0, held, [], [], []])
     assert reading.args is None
     snapshot = reading.snapshot()
     assert (snapshot.capacity, snapshot.server_time_ms, snapshot.fence, snapshot.waiters) == (3, 17, 9, ())

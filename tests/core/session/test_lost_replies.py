@@ -348,3 +348,29 @@ async def test_an_adopted_permit_that_is_released_before_its_adopter_goes_on(
     again = asyncio.ensure_future(lock.adopt(permit))
     (await wires.next("adopt"))([b"tag", 9, 0, 30_000, 1, 1])
     assert not (await again).lost
+
+
+async def test_each_key_is_asked_about_in_turn(lock: Lock, session: Session, wires: Wire) -> None:
+    """A grant whose message was lost is found, whichever of the client's keys it went to."""
+    tasks = []
+    for number, key in enumerate("aab"):
+        tasks.append(asyncio.ensure_future(lock.acquire(key=key, ticket=f"{key}{number}", share=2)))
+        (await wires.next("acquire"))([b"tag", Status.QUEUED, number + 1, number, -1, 1, 0, 0, 0])
+    (place,) = session.places.values()
+    asked = []
+    for _ in range(4):
+        first = place._first()
+        assert first is not None
+        asked.append(first.ask.ticket)
+        place.on_due(0.0)
+        (await wires.next("beat"))([b"tag", Status.QUEUED, 0, -1, 1, 0])
+    assert asked == ["a0", "b2", "a0", "b2"]
+    session.on_ready()
+    assert {waiting.ask.ticket for waiting in session.pending.values() if waiting.due_ms is not None} == {
+        "a0",
+        "a1",
+        "b2",
+    }
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redlease import Redlease
-from redlease.transport import cluster as transport
 from redlease.transport.base import Patience
+from redlease.transport.cluster import ASK_S
+from redlease.transport.topology import ask_node
 
 from clusters import Cluster, Watched
 
@@ -61,13 +62,12 @@ async def test_sentinels_that_are_all_slow(prefix: str) -> None:
 @pytest.mark.slow
 async def test_nodes_of_a_cluster_that_are_all_slow(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes longer than the first time limit to tell where the slots are: the limit grows until one is heard."""
-    ask = transport.ask_node
 
     async def slowly(servers: Servers, address: Address) -> Topology:
-        await asyncio.sleep(1.5 * transport.ASK_S[0])
-        return await ask(servers, address)
+        await asyncio.sleep(1.5 * ASK_S[0])
+        return await ask_node(servers, address)
 
-    monkeypatch.setattr(transport, "ask_node", slowly)
+    monkeypatch.setattr("redlease.transport.cluster.ask_node", slowly)
     with Cluster("valkey9") as cluster:
         async with Redlease.from_url(cluster.url, prefix=prefix, call_timeout=60) as client:
             assert await client.lock("r").try_acquire()

@@ -19,7 +19,7 @@ from temporalio.client import Client
 from redlease.tickets import Resource, Script, Tickets, read_lua
 from redlease_temporal.common.run_monitor import cluster_of
 from redlease_temporal.common.settings import Settings
-from redlease_temporal.payloads.locks import OnClose, Terms
+from redlease_temporal.payloads.locks import Caller, OnClose, Terms
 
 CLAIM_MS = 3000  # the lease of a relay that claims a record and is not in the registry
 KEEP_MS = 14 * 24 * 3600 * 1000  # how long the registry is kept after the last beat of the last relay
@@ -42,6 +42,8 @@ class TicketRecord:
         recorded: Whether the run's history has the grant.
         admission: Whether it is the place of a workflow with `@concurrency`.
         canary: What a relay must be able to decode before it takes the record over; empty if any relay may.
+        caller: The run that has the permit, if it came through Nexus: `workflow_id` and `run_id` are then of the
+            workflow that waits for it, and `run_id` is empty if none waits.
     """
 
     terms: Terms
@@ -68,6 +70,7 @@ class TicketRecord:
     recorded: bool = False
     admission: bool = False
     canary: str = ""
+    caller: Caller | None = None
 
     @property
     def id(self) -> str:
@@ -83,6 +86,8 @@ class TicketRecord:
         """Parses a stored record; ignores fields that a later release has added."""
         values = json.loads(text)
         values["terms"] = Terms(**_known(Terms, values["terms"]))
+        if values.get("caller") is not None:
+            values["caller"] = Caller(**_known(Caller, values["caller"]))
         return cls(**_known(cls, values))
 
 

@@ -90,6 +90,7 @@ class Relay:
         self.registry = Registry(self.tickets, self.prefix, group, self.name)
         self.trackers: dict[str, Tracker] = {}
         self._make_tracker = make_tracker
+        self._monitors = {temporal.namespace: monitor}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._once = Once()
         self._foreign: dict[str, float] = {}  # lapsed relays with unreadable records: until when to ignore each
@@ -163,6 +164,16 @@ class Relay:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("a task of the relay failed", exc_info=task.exception())
+
+    def monitor_of(self, namespace: str) -> RunMonitor:
+        """What asks for the status of runs in a namespace: those that hold permits may be in others."""
+        monitor = self._monitors.get(namespace)
+        if monitor is None:
+            converter = self.temporal.data_converter  # what the service answers is in its own encoding
+            client = Client(self.temporal.service_client, namespace=namespace, data_converter=converter)
+            monitor = self._monitors[namespace] = RunMonitor(client, self.settings.looks_per_second)
+            self.spawn(monitor.run())
+        return monitor
 
     # Sharing with the other relays
 

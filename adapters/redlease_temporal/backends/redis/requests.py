@@ -14,6 +14,7 @@ from redlease.models import Permit, Position, Snapshot
 from redlease.tickets import GONE, label, lease_lost
 from redlease_temporal.payloads import locks
 
+from .caller_tracker import tracker_for
 from .registry import TicketRecord, digest
 from .relay import LEAVE_MS, Relay
 from .tracker import TicketTracker
@@ -41,7 +42,7 @@ class Requests:
 
     async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
         record = await self._claim(self._new_record(wish), limit_ms=None)
-        tracker = TicketTracker(self._relay, record, at_once=True)
+        tracker = tracker_for(self._relay, record, at_once=True)
         self._relay.track(tracker)
         return dataclasses.replace(await tracker.standing(), salt=wish.salt)
 
@@ -59,7 +60,7 @@ class Requests:
         # grant.
         record.local_id = record.wait_id
         await self._claim(record, limit_ms=LEAVE_MS)
-        tracker = TicketTracker(self._relay, record)
+        tracker = tracker_for(self._relay, record)
         tracker.attach(token)
         await self._relay.registry.put(record)
         self._relay.track(tracker)
@@ -180,7 +181,8 @@ class Requests:
         """The initial record for a request of the activity's workflow run."""
         info = activity.info()
         workflow_id, run_id = info.workflow_id or "", info.workflow_run_id or ""
-        owner = wish.owner or limits.shortened(workflow_id, limits.OWNER_BYTES_MAX)
+        holder = wish.caller.workflow_id if wish.caller else workflow_id
+        owner = wish.owner or limits.shortened(holder, limits.OWNER_BYTES_MAX)
         return TicketRecord(
             wish.terms,
             wish.ticket,
@@ -193,4 +195,5 @@ class Requests:
             keep=wish.keep,
             on_close=wish.on_close,
             max_hold_ms=wish.max_hold_ms,
+            caller=wish.caller,
         )

@@ -73,7 +73,8 @@ class TicketTracker:
         self._standing: asyncio.Future[AcquireStatus] = asyncio.get_running_loop().create_future()
         self._woken = asyncio.Event()
         self.handed_over = asyncio.Event()
-        self._run: RunKey = (record.workflow_id, record.run_id)
+        self._run: RunKey = (record.workflow_id, record.run_id)  # the run that has the permit
+        self._monitor = relay.monitor
         self._adopt_until_ms: float | None = None
         self._closed = False
         self._held_ms = 0
@@ -89,13 +90,13 @@ class TicketTracker:
 
     def start(self) -> None:
         """Starts its task, and listens to the run and the ticket."""
-        self._relay.monitor.watch(self._run, self._on_look)
+        self._monitor.watch(self._run, self._on_look)
         self._relay.tickets.listen(self.record.request, self._on_message)
         self._task = self._relay.spawn(lasting(f"{self}: looking after its ticket", self._track))
 
     def stop(self) -> None:
         """Stops its task and leaves the state in Redis as it is."""
-        self._relay.monitor.unwatch(self._run, self._on_look)
+        self._monitor.unwatch(self._run, self._on_look)
         self._relay.tickets.unlisten(self.record.request, self._on_message)
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
@@ -135,7 +136,7 @@ class TicketTracker:
 
     def wake(self) -> None:
         """A waiter needs the resource: check more often whether the run has ended."""
-        self._relay.monitor.look_often(self._run, self._on_look, often=True)
+        self._monitor.look_often(self._run, self._on_look, often=True)
 
     def _on_look(self, look: Look) -> None:
         if look.fate is RunStatus.OPEN:
@@ -164,7 +165,7 @@ class TicketTracker:
             return
         moved = dataclasses.replace(self.record, run_id=run_id, recorded=False, token="")
         if self._is_current() and await self._relay.registry.put(moved):
-            self._relay.track(TicketTracker(self._relay, moved))
+            self._relay.track(type(self)(self._relay, moved))
 
     def _is_current(self) -> bool:
         """Whether no other tracker has replaced this one."""
@@ -338,7 +339,7 @@ class TicketTracker:
             # open, its history shows which.
             if self.record.token == token:
                 self.record.token = ""
-            await self._relay.monitor.look(self._run)
+            await self._monitor.look(self._run)
             return await self._is_recorded()
         return True
 
@@ -348,7 +349,7 @@ class TicketTracker:
         if self._relay.settings.by_signal:
             return True
         try:
-            return await self._relay.monitor.has_recorded(
+            return await self._monitor.has_recorded(
                 self._run, record.event_id, record.local_id, record.wait_id, record.fence
             )
         except RPCError as error:
@@ -373,7 +374,7 @@ class TicketTracker:
             return False
         if self._adopt_until_ms is not None and clock.now_ms() >= self._adopt_until_ms:
             return False
-        return self._relay.monitor.unknown_ms(self._run) < self._relay.settings.unknown_grace_ms
+        return self._monitor.unknown_ms(self._run) < self._relay.settings.unknown_grace_ms
 
     async def _signal_loss(self, why: str = "it lapsed, or was released by its ticket") -> None:
         """Signals the loss of the permit to the run, or to the run that continued it."""
@@ -415,7 +416,7 @@ class TicketTracker:
         if renewed.expires_at_ms:
             # max_hold counts by the server's clock, so that it is the same for whichever relay owns the record.
             self._held_ms = renewed.expires_at_ms - record.terms.lease_ms - record.granted_at_ms
-            self._relay.monitor.look_often(self._run, self._on_look, often=renewed.waiting > 0)
+            self._monitor.look_often(self._run, self._on_look, often=renewed.waiting > 0)
         return renewed.expires_at_ms > 0
 
     async def fill_lease(self) -> None:

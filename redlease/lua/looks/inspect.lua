@@ -1,25 +1,37 @@
 -- inspect: returns a snapshot of the resource, or a page of it, without expired entries. Writes nothing.
 -- KEYS: state holders queue waiters
--- ARGV: tag most_holders most_waiters bytes after_deadline after_ticket after_sequence most_counted
+-- ARGV: tag most_holders most_waiters bytes after_deadline after_ticket after_entry most_counted
 --       (bytes: the approximate size limit of the reply; the next three: where the previous page ended, "" for the first;
 --       most_counted: past so many live waiters the others are counted without a check)
 -- Reply: {tag, now, fence, capacity, in_use, waiting, {ticket, deadline, record, ...}, {ticket, record, ...}, {deadline, ticket,
---        sequence}}; the last list is the last three arguments of the next page, {} if there is none
---        (in_use: the weights of all holders; those with fence 0 stand for a lock delay; waiting: how many wait; dead ones past
---        the first 5,000 requests are counted until the queue reaches them, and all are before the last page)
+--        entry}, {name, deadline, record, ...}}; the last list but one is the last three arguments of the next page, {} if there is
+--        none; the last one is the limits of the resource, those of keys are among the holders, see parts/limits.lua
+--        (in_use: the weights of all holders; those with fence 0 stand for a lock delay or a limit; waiting: how many wait; dead ones
+--        past the first 5,000 requests are counted until the queue reaches them, and all are before the last page)
 -- Cost: O(b + c + log n) for a reply of b entries, with c waiters checked.
 local tag, most_holders, most_waiters, bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local after_deadline, after_ticket, after_sequence = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local after_deadline, after_ticket = tonumber(ARGV[5]), ARGV[6]
+local after_score, after_entry = string.match(ARGV[7], '^(%S+) (.*)$')
 
 --#include state
---#include queue
 read('')
+--#include queue
 local PAGE = 50 * BATCH
 local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'WITHSCORES', 'LIMIT', 0, BATCH * 10)
 local delay = #lapsed > 0 and tonumber(call('HGET', state, 'y') or 0) or 0
 for i = 1, #lapsed, 2 do
   local text = call('HGET', state, 't' .. lapsed[i])
   if string.byte(lapsed[i]) == 255 or lapsed[i + 1] + delay <= now then used = used - (text and parse(text) or 1) end
+end
+
+-- The limits of the resource: what they keep from others, nobody uses.
+local limits, names = {}, {'\255limit', '\255pause', '\255back', '\255each'}
+for i, text in ipairs(call('HMGET', state, 't' .. names[1], 't' .. names[2], 't' .. names[3], 't' .. names[4])) do
+  local ends = text and tonumber(call('ZSCORE', holders, names[i]) or 0)
+  if ends and ends > now then
+    limits[#limits + 1], limits[#limits + 2], limits[#limits + 3] = names[i], ends, text
+    used = used - parse(text)
+  end
 end
 
 -- The rank of the first live holder after the previous page; the last holder of that page may be gone or renewed since.
@@ -50,9 +62,15 @@ end
 
 local queued, seen = {}, 0
 listed = 0
-first = after_sequence and call('ZCOUNT', queue, '-inf', format('%.17g', after_sequence)) or 0
-for i, ticket in ipairs(call('ZRANGE', queue, first, first + math.min(most_waiters, PAGE) + PAGE)) do
+-- The rank after the last entry of the previous page, which may be gone or have another score since.
+first = 0
+if after_entry then
+  local score = call('ZSCORE', queue, after_entry)
+  first = score == after_score and call('ZRANK', queue, after_entry) + 1 or call('ZCOUNT', queue, '-inf', '(' .. after_score)
+end
+for i, entry in ipairs(call('ZRANGE', queue, first, first + math.min(most_waiters, PAGE) + PAGE)) do
   if bytes <= 0 or listed >= most_waiters then break end
+  local ticket = ticket_of(entry)
   local text = waiter(ticket)
   if text then
     queued[#queued + 1], queued[#queued + 2] = ticket, text
@@ -61,24 +79,23 @@ for i, ticket in ipairs(call('ZRANGE', queue, first, first + math.min(most_waite
   seen = i
 end
 if seen > 0 then
-  after_sequence = tonumber(call('ZRANGE', queue, first + seen - 1, first + seen - 1, 'WITHSCORES')[2])
+  local last = call('ZRANGE', queue, first + seen - 1, first + seen - 1, 'WITHSCORES')
+  after_entry, after_score = last[1], last[2]
 end
 local queue_length = call('ZCARD', queue)
 more = more or (listed < most_waiters and first + seen < queue_length)
 
 local waiting, checked = 0, more and {} or call('ZRANGE', queue, 0, PAGE - 1)
-for i, ticket in ipairs(checked) do
+for i, entry in ipairs(checked) do
   if waiting >= tonumber(ARGV[8]) then
     waiting = waiting + #checked - i + 1
     break
   end
-  if waiter(ticket) then waiting = waiting + 1 end
+  if waiter(ticket_of(entry)) then waiting = waiting + 1 end
 end
 waiting = waiting + queue_length - #checked
 local after = {}
 if more then
-  for i, value in ipairs({after_deadline or '', after_ticket, after_sequence or ''}) do
-    after[i] = type(value) == 'number' and format('%.17g', value) or value
-  end
+  after = {after_deadline and format('%.17g', after_deadline) or '', after_ticket, after_entry and after_score .. ' ' .. after_entry or ''}
 end
-return {tag, now, fence, capacity, math.max(0, used), waiting, held, queued, after}
+return {tag, now, fence, capacity, math.max(0, used), waiting, held, queued, after, limits}

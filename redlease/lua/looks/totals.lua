@@ -2,14 +2,25 @@
 -- KEYS: state holders queue waiters
 -- ARGV: tag most
 --       (most: how many holders, and how many waiters if clients have died, are looked at one by one)
--- Reply: {tag, now, fence, capacity, in_use, waiting, held_since, queued_since, history}
+-- Reply: {tag, now, fence, capacity, in_use, waiting, held_since, queued_since, history, limit}
 --        (held_since, queued_since: of the longest holder and of the first live waiter that were looked at, 0 if there is none;
 --        waiting: may count waiters whose client died more than a minute ago until the queue reaches them; history: how many entries
---        of history are kept)
+--        of history are kept; limit: how many units may be held by the limits that are set, -1 if none is)
 -- Cost: O(m + log n) with m looked at.
 local tag, most = ARGV[1], tonumber(ARGV[2])
 local was = call('HMGET', state, 'f', 'c', 'e', 'y', 'n')
 local units, held_since, queued_since = 0, 0, 0
+
+-- What the limits of the resource keep from others, nobody uses; see parts/limits.lua.
+local limit, kept = -1, 0
+for _, kind in ipairs({'limit', 'pause', 'back'}) do
+  local name = string.char(255) .. kind
+  local weight, its_limit = string.match(call('HGET', state, 't' .. name) or '', '^(%d+) 0 (%d+)')
+  if weight and tonumber(call('ZSCORE', holders, name) or 0) > now then
+    kept, its_limit = kept + weight, tonumber(its_limit)
+    if limit < 0 or its_limit < limit then limit = its_limit end
+  end
+end
 
 -- A holder whose lease has ended counts while its lock delay lasts; an entry that stands for a delay counts and holds nothing.
 local delay = tonumber(was[4] or 0)
@@ -20,13 +31,15 @@ for i = 1, #live, 2 do
   if counts or string.byte(live[i]) ~= 255 then units = units + (weight or 1) end
   if counts and its_fence ~= '0' and (held_since == 0 or since_ms < held_since) then held_since = since_ms end
 end
-if #live >= 2 * most then units = call('ZCARD', holders) + (was[3] or 0) end
+units = #live >= 2 * most and call('ZCARD', holders) + (was[3] or 0) or units
+units = math.max(0, units - kept)
 
 local waiting = call('ZCARD', queue)
 local lapses = waiting > 0 and call('ZRANGEBYSCORE', waiters, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 local dead = lapses and tonumber(lapses) <= now -- some places at least: which of the waiters are dead is to be seen
 if not lapses then waiting = 0 end
-for i, ticket in ipairs(waiting > 0 and call('ZRANGE', queue, 0, dead and most - 1 or 0) or {}) do
+for i, entry in ipairs(waiting > 0 and call('ZRANGE', queue, 0, dead and most - 1 or 0) or {}) do
+  local ticket = string.byte(entry) == 255 and string.sub(entry, 19) or entry -- see parts/turns.lua
   local since, place, request = string.match(call('HGET', state, 't' .. ticket) or '', '^%d+ %d+ %d+ (%d+) (%S+) (%S+)')
   local alive = place and not dead
   for other in string.gmatch(dead and place and '{' .. place .. '}' .. request or '', '{([^}]*)}') do
@@ -39,4 +52,4 @@ for i, ticket in ipairs(waiting > 0 and call('ZRANGE', queue, 0, dead and most -
     queued_since = tonumber(since)
   end
 end
-return {tag, now, tonumber(was[1] or 0), tonumber(was[2] or 0), units, waiting, held_since, queued_since, tonumber(was[5] or 0)}
+return {tag, now, tonumber(was[1] or 0), tonumber(was[2] or 0), units, waiting, held_since, queued_since, tonumber(was[5] or 0), limit}

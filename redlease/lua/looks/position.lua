@@ -8,8 +8,8 @@
 local tag, ticket = ARGV[1], ARGV[2]
 
 --#include state
---#include queue
 read(ticket)
+--#include queue
 local CHECKED = 50 * BATCH
 
 -- Returns the weight of a live waiter.
@@ -20,12 +20,13 @@ end
 
 local deadline = record and call('ZSCORE', holders, ticket)
 if deadline and tonumber(deadline) > now then return {tag, 0, 0} end
-local rank, units = record and call('ZRANK', queue, ticket), waits(record)
+local key, entry = entry_of(ticket)
+local rank, units = record and call('ZRANK', queue, entry), waits(record)
 if not rank or not units then return {tag, -1, -1} end
-local unchecked = math.max(0, rank - CHECKED)
+local unchecked = turns.rank and turns.rank(key, entry) or math.max(0, rank - CHECKED)
 local place = 1 + unchecked
 units = units + unchecked
-for _, other in ipairs(rank > 0 and call('ZRANGE', queue, unchecked, rank - 1) or {}) do
+for _, other in ipairs(turns.count == 0 and rank > 0 and call('ZRANGE', queue, unchecked, rank - 1) or {}) do
   local weight = waits(call('HGET', state, 't' .. other))
   if weight then place, units = place + 1, units + weight end
 end

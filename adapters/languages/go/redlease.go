@@ -1,0 +1,187 @@
+// Package redlease takes the locks of a redlease lock service from Temporal workflows, by Nexus.
+//
+// It is one file: copy it into your module. It needs go.temporal.io/sdk v1.36 or later.
+package redlease
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"go.temporal.io/sdk/temporal"
+	"go.temporal.io/sdk/workflow"
+)
+
+const (
+	service = "redlease"
+	answer  = 10 * time.Second // how long an operation that does not wait may take
+)
+
+// Permit is the right to use Weight units of a resource until its lease ends. Times are ms of the Redis server's clock.
+type Permit struct {
+	Resource    string            `json:"resource"`
+	Ticket      string            `json:"ticket"`
+	Fence       int64             `json:"fence"`
+	Weight      int               `json:"weight"`
+	Capacity    int               `json:"capacity"`
+	LeaseMs     int64             `json:"lease_ms"`
+	GrantedAtMs int64             `json:"granted_at_ms"`
+	ExpiresAtMs int64             `json:"expires_at_ms"`
+	Owner       string            `json:"owner"`
+	Metadata    map[string]string `json:"metadata"`
+}
+
+// Options of a request; the zero value of each is its default.
+type Options struct {
+	Lease   time.Duration // how long the permit stays valid without renewal: 30 s
+	Timeout time.Duration // how long to wait: without limit
+	Weight  int           // units to hold: 1
+	MaxHold time.Duration // after this it is no longer renewed: never
+}
+
+// Locks are those of one service, for one workflow run.
+type Locks struct {
+	endpoint string
+	asked    int
+}
+
+type acquire struct {
+	Resource  string `json:"resource"`
+	Capacity  int    `json:"capacity"`
+	Ticket    string `json:"ticket"`
+	Weight    int    `json:"weight"`
+	LeaseMs   int64  `json:"lease_ms"`
+	TimeoutMs *int64 `json:"timeout_ms"`
+	MaxHoldMs *int64 `json:"max_hold_ms"`
+}
+
+type release struct {
+	Resource string `json:"resource"`
+	Ticket   string `json:"ticket"`
+	Fence    *int64 `json:"fence"`
+}
+
+type released struct {
+	Released bool `json:"released"`
+}
+
+// New returns the locks of the service behind a Nexus endpoint. Call it once in a run: it counts the run's requests.
+func New(endpoint string) *Locks {
+	return &Locks{endpoint: endpoint}
+}
+
+// WithPermit runs the body under a permit, and releases it in every ending: an error, a cancellation and
+// continue-as-new too. A closed run that did not come to that has its permit released by the service. Of a panic Temporal
+// executes the workflow task again, under the same permit.
+func (locks *Locks) WithPermit(
+	ctx workflow.Context, resource string, capacity int, body func(workflow.Context, Permit) error, options ...Options,
+) error {
+	permit, err := locks.Acquire(ctx, resource, capacity, options...)
+	if err != nil {
+		return err
+	}
+	err = body(ctx, permit)
+	if _, failed := locks.Release(ctx, permit); err == nil {
+		err = failed
+	}
+	return err
+}
+
+// Acquire waits for a permit, which the service renews while this run is open. Its error has a Refusal, is that of a
+// cancellation, or says that the service did not answer; the request is then out of the queue.
+func (locks *Locks) Acquire(ctx workflow.Context, resource string, capacity int, options ...Options) (Permit, error) {
+	wanted := Options{Lease: 30 * time.Second, Weight: 1}
+	for _, given := range options {
+		wanted = given.or(wanted)
+	}
+	locks.asked++
+	info := workflow.GetInfo(ctx)
+	// The same in every replay and after a reset: the new run finds what the old one had.
+	ticket := fmt.Sprintf("%s/%s/%s/%d", info.Namespace, info.WorkflowExecution.ID, info.OriginalRunID, locks.asked)
+	call := acquire{
+		Resource: resource, Capacity: capacity, Ticket: ticket, Weight: wanted.Weight,
+		LeaseMs: wanted.Lease.Milliseconds(), TimeoutMs: ms(wanted.Timeout), MaxHoldMs: ms(wanted.MaxHold),
+	}
+	limit := time.Duration(0)
+	if wanted.Timeout > 0 {
+		limit = wanted.Timeout + answer
+	}
+	var permit Permit
+	err := locks.call(ctx, "acquire", call, limit, &permit)
+	if err == nil && ctx.Err() != nil {
+		err = ctx.Err() // the grant came before the cancellation
+	}
+	if err != nil && Refusal(err) == "" {
+		locks.end(ctx, release{Resource: resource, Ticket: ticket}, wanted.Lease)
+	}
+	return permit, err
+}
+
+// Release gives a permit back, also after a cancellation; it tells whether it was still held.
+func (locks *Locks) Release(ctx workflow.Context, permit Permit) (bool, error) {
+	call := release{Resource: permit.Resource, Ticket: permit.Ticket, Fence: &permit.Fence}
+	return locks.end(ctx, call, time.Duration(permit.LeaseMs)*time.Millisecond)
+}
+
+// Check asks whether a permit is held now.
+func (locks *Locks) Check(ctx workflow.Context, permit Permit) (bool, error) {
+	var checked struct {
+		Held bool `json:"held"`
+	}
+	call := release{Resource: permit.Resource, Ticket: permit.Ticket, Fence: &permit.Fence}
+	err := locks.call(ctx, "check", call, answer, &checked)
+	return checked.Held, err
+}
+
+// Adopt takes over a permit from the run that this one continues as new, which did not release it.
+func (locks *Locks) Adopt(ctx workflow.Context, permit Permit) (Permit, error) {
+	var adopted Permit
+	call := struct {
+		Permit Permit `json:"permit"`
+	}{permit}
+	err := locks.call(ctx, "adopt", call, answer, &adopted)
+	return adopted, err
+}
+
+// Refusal is the name of the service's error: AcquireTimeout, QueueFull, LeaseLost, Withdrawn or ValueError; "" of another.
+func Refusal(err error) string {
+	var failure *temporal.ApplicationError
+	for errors.As(err, &failure) {
+		if failure.Type() != "OperationError" {
+			return failure.Type()
+		}
+		err = errors.Unwrap(failure)
+	}
+	return ""
+}
+
+func (locks *Locks) end(ctx workflow.Context, call release, lease time.Duration) (bool, error) {
+	detached, cancel := workflow.NewDisconnectedContext(ctx)
+	defer cancel()
+	var done released
+	err := locks.call(detached, "release", call, lease+answer, &done)
+	return done.Released, err
+}
+
+func (locks *Locks) call(ctx workflow.Context, operation string, input any, limit time.Duration, result any) error {
+	options := workflow.NexusOperationOptions{ScheduleToCloseTimeout: limit}
+	return workflow.NewNexusClient(locks.endpoint, service).ExecuteOperation(ctx, operation, input, options).Get(ctx, result)
+}
+
+func (given Options) or(usual Options) Options {
+	if given.Lease == 0 {
+		given.Lease = usual.Lease
+	}
+	if given.Weight == 0 {
+		given.Weight = usual.Weight
+	}
+	return given
+}
+
+func ms(duration time.Duration) *int64 {
+	if duration <= 0 {
+		return nil
+	}
+	value := duration.Milliseconds()
+	return &value
+}

@@ -1,0 +1,45 @@
+// A worker for the test of the package, whose address, namespace, task queue and endpoint are its arguments.
+package main
+
+import (
+	"os"
+
+	"go.temporal.io/sdk/client"
+	"go.temporal.io/sdk/temporal"
+	"go.temporal.io/sdk/worker"
+	"go.temporal.io/sdk/workflow"
+
+	"redlease"
+)
+
+// Hold holds a permit until it is told to go on, and ends as it is asked to.
+func Hold(ctx workflow.Context, endpoint, how string) (int64, error) {
+	fence := int64(0)
+	err := redlease.New(endpoint).WithPermit(ctx, "r", 1, func(ctx workflow.Context, permit redlease.Permit) error {
+		fence = permit.Fence
+		selector := workflow.NewSelector(ctx)
+		selector.AddReceive(workflow.GetSignalChannel(ctx, "proceed"), func(channel workflow.ReceiveChannel, _ bool) {
+			channel.Receive(ctx, nil)
+		})
+		selector.AddReceive(ctx.Done(), func(workflow.ReceiveChannel, bool) {})
+		selector.Select(ctx)
+		if how == "fail" {
+			return temporal.NewNonRetryableApplicationError("as asked", "Asked", nil)
+		}
+		return ctx.Err()
+	})
+	return fence, err
+}
+
+func main() {
+	address, namespace, queue := os.Args[1], os.Args[2], os.Args[3]
+	connected, err := client.Dial(client.Options{HostPort: address, Namespace: namespace})
+	if err != nil {
+		panic(err)
+	}
+	serving := worker.New(connected, queue, worker.Options{})
+	serving.RegisterWorkflow(Hold)
+	if err := serving.Run(worker.InterruptCh()); err != nil {
+		panic(err)
+	}
+}

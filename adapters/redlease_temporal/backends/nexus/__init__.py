@@ -1,0 +1,1 @@
+"""Resources of a lock service, which is reached through Nexus."""

@@ -1,0 +1,138 @@
+"""The service `redlease`: its operations, and what they take and return, as callers in any language send it.
+
+Each is a JSON object with the names of these fields; times and durations are in ms. Callers' histories contain them:
+add fields only with defaults, and never change or remove one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import nexusrpc
+
+from redlease.models import Permit, Snapshot
+
+from .locks import Caller, OnClose
+
+SERVICE = "redlease"
+# The workflow of the lock service that waits for a grant.
+ACQUIRE_WORKFLOW = "redlease.acquire"
+
+
+@dataclass(frozen=True)
+class Acquire:
+    """Asks for a permit.
+
+    Attributes:
+        resource: The name of the resource.
+        capacity: Units of it that may be held at once.
+        ticket: The id of the request: with the same ticket it gets the same permit; by default a new one.
+        weight: Units to hold.
+        lease_ms: How long the permit stays valid without renewal.
+        timeout_ms: How long to wait; null waits without limit.
+        max_waiters: Refused with `QueueFull` when so many wait; null for no limit.
+        owner: Who is shown as holder; by default the caller's workflow id.
+        metadata: Shown by `inspect`.
+        keep: Whether the permit is renewed while the caller's run is open; otherwise it ends with its lease.
+        on_close: What happens when that run closes without a release: "release", or "lease" lets the permit expire.
+        max_hold_ms: After this it is no longer renewed.
+        caller: The run that is to have the permit; by default the one that calls, which the server names.
+    """
+
+    resource: str
+    capacity: int = 1
+    ticket: str = ""
+    weight: int = 1
+    lease_ms: int = 30_000
+    timeout_ms: int | None = None
+    max_waiters: int | None = None
+    owner: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+    keep: bool = True
+    on_close: OnClose = "release"
+    max_hold_ms: int | None = None
+    caller: Caller | None = None
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The outcome of `try_acquire`: a permit, or null if none is free."""
+
+    permit: Permit | None = None
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Renews a permit for a lease of that length; null for the length that it has."""
+
+    permit: Permit
+    lease_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class Release:
+    """Releases a permit; without a fence, whatever the ticket holds or waits for."""
+
+    resource: str
+    ticket: str
+    fence: int | None = None
+
+
+@dataclass(frozen=True)
+class Released:
+    """Whether it was held, or queued, until now."""
+
+    released: bool
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Takes a permit over for the caller's run.
+
+    Attributes:
+        refence: Whether it gets a new fence, so that its former holder is refused; null for a new one unless an earlier
+            run of the same workflow had it.
+    """
+
+    permit: Permit
+    refence: bool | None = None
+    on_close: OnClose = "release"
+    max_hold_ms: int | None = None
+    caller: Caller | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """Asks whether a permit is held, under its fence."""
+
+    resource: str
+    ticket: str
+    fence: int
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Whether it is held now."""
+
+    held: bool
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Asks for the state of a resource, with at most so many holders and waiters."""
+
+    resource: str
+    limit: int = 100
+
+
+@nexusrpc.service(name=SERVICE)
+class LockService:
+    """The operations of the service."""
+
+    acquire: nexusrpc.Operation[Acquire, Permit]
+    try_acquire: nexusrpc.Operation[Acquire, Tried]
+    renew: nexusrpc.Operation[Renew, Permit]
+    release: nexusrpc.Operation[Release, Released]
+    adopt: nexusrpc.Operation[Adopt, Permit]
+    check: nexusrpc.Operation[Check, Checked]
+    inspect: nexusrpc.Operation[Inspect, Snapshot]

@@ -1,0 +1,28 @@
+// Writes src/lua.ts from the scripts of the Python package, which are the protocol: no second copy of them is kept.
+// The names of the arguments come from the contract at the head of each script.
+import {readFileSync, readdirSync, writeFileSync} from "node:fs";
+import {createHash} from "node:crypto";
+import {fileURLToPath} from "node:url";
+
+const here = fileURLToPath(new URL("../", import.meta.url));
+const python = process.env.REDLEASE_PYTHON ?? `${here}../../redlease`; // where the Python package is
+const read = (path) => readFileSync(`${python}/${path}.lua`, "utf8");
+
+const PARTS = {state: ["state"], queue: ["queue", "turns"], share: ["share"], limits: ["limits"]};
+const files = (part) => PARTS[part].map((file) => read(`lua/parts/${file}`)).join("");
+const included = (text) => text.replace(/--#include (\w+)\n/g, (_, part) => files(part));
+
+// As protocol/scripts.py does it, so that the server keeps one copy of each script.
+const stripped = (text) => text.split("\n").map((line) => line.trim()).filter((line) => line && !line.startsWith("--")).join("\n") + "\n";
+
+function operation(path) {
+  const own = read(path);
+  const text = stripped(included(read("lua/parts/prelude") + own));
+  const args = /^-- ARGV: (.*)$/m.exec(own)[1].split(" ").filter((name) => name !== "tag");
+  return {sha: createHash("sha1").update(text).digest("hex"), args, text};
+}
+
+const named = (folder) => readdirSync(`${python}/${folder}`).filter((file) => file.endsWith(".lua") && file !== "probe.lua");
+const paths = ["lua", "lua/looks"].flatMap((folder) => named(folder).map((file) => `${folder}/${file.slice(0, -4)}`));
+const scripts = Object.fromEntries(paths.map((path) => [path.split("/").at(-1), operation(path)]));
+writeFileSync(`${here}src/lua.ts`, `// Written by scripts/lua.mjs.\nexport const LUA = ${JSON.stringify(scripts, null, 1)} as const;\n`);

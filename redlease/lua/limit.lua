@@ -1,0 +1,54 @@
+-- limit: sets a limit that outranks what processes declare, until it ends or is lifted; or lifts it.
+-- KEYS: state holders queue waiters
+-- ARGV: tag kind key units until idle_ttl_ms label
+--       (kind: "limit" of an operator, "pause", "back" after a vendor's refusal, "each" for each key that has none of its own; key: ""
+--       for the whole resource; units: how many may be held, "" lifts the limit; until: so many ms from now, or "@" and a time in ms,
+--       or "" for as long as it is not lifted; label: who set it and why, written as in a record)
+-- Reply: {tag, deadline, more}
+--        (deadline: when the limit ends or, of one that was lifted, would have ended; 0 if there is none, or the time is over already)
+-- Cost: O(log n), and O(log n) for each of at most 100 that it grants.
+local tag, kind, key, units, until_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local idle, label = tonumber(ARGV[6]), ARGV[7]
+local FOR_GOOD_MS = 315360000000 -- ten years
+local name = string.char(255) .. kind .. (key == '' and '' or ' ' .. key)
+local is_of_keys = key ~= '' or kind == 'each'
+
+--#include state
+read(name)
+turns.key = is_of_keys and key
+--#include queue
+for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, before the first write
+local its_weight = record and parse(record)
+local its_end = tonumber(call('ZSCORE', holders, name) or 0)
+local deadline = its_end
+if units then
+  deadline = string.byte(until_ms) == 64 and tonumber(string.sub(until_ms, 2)) or now + (tonumber(until_ms) or FOR_GOOD_MS)
+end
+if deadline <= now then return {tag, 0, 0} end
+
+call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
+if not units then
+  remove_holder(name, its_weight)
+else
+  local weight = is_of_keys and 0 or math.max(0, capacity - units)
+  lease_until(name, deadline)
+  call('HSET', state, 't' .. name, format('%d 0 %d %d - - ', weight, units, now) .. label)
+  if its_end > 0 then
+    used, excess = used + weight - its_weight, excess + weight - its_weight
+  else
+    used, excess = used + weight, excess + weight - 1
+    if is_of_keys then
+      turns.add(name, key, 1, 0)
+      turns.limits = turns.limits + 1
+    end
+  end
+  if is_of_keys then turns.look_again(key) end
+end
+note(units and 'limited' or 'lifted', key, '0', units or 0, 0, label)
+publish_to_head() -- it may end before anything else that a waiter's client knows of
+local more = grant_waiting()
+-- The keys need not outlive a limit any more that has been lifted, or ends earlier now.
+local last, place = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2], call('ZRANGE', waiters, -1, -1, 'WITHSCORES')[2]
+expires = 0
+commit(math.max(now, last or 0, place or 0, tombstones, watched), idle)
+return {tag, deadline, more}

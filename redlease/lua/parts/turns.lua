@@ -1,0 +1,273 @@
+-- turns: the waiters whose requests have a key. scripts.py puts it behind the queue.
+-- Without such tickets none of its functions is made: each costs a call as much as a command.
+--
+-- Keys take turns by self-clocked fair queueing (Golestani, INFOCOM 1994). The first waiter of each key has a tag: the virtual
+-- time at which it became the first, plus its weight divided by its share. The lowest tag is granted next, and is the virtual
+-- time from then on. So the last tag of a key is never above the virtual time once it has no waiter, and nothing of it is kept.
+-- Waiters without a key are of one more key of share 1; the start of their first one stands in the header.
+--
+-- The scores of the queue are in three ranges, so that it has one entry for each waiter, and the commands take O(log n):
+--   below HEADS              waiters without a key, as ever
+--   HEADS + tag              the first waiter of each key that is below its limit
+--   REST + number of the key the others of that key. Equal scores are ordered by member: \255<sequence> <ticket>
+-- The state has p<ticket> "share sequence key" for each ticket with a key, and q<key> "held number head": its units in use, its
+-- number, and the member that has a tag; empty if no one waits, or the key is at its limit.
+
+if turns.count > 0 or turns.key then (function() -- a function of its own, so that its locals enlarge no other call's stack
+local HEADS, REST = 2251799813685248, 4503599627370496 -- 2^51 and 2^52, so that tags and numbers are whole
+local ONE = 1000 -- a unit at share 1: tags are whole numbers
+if not was[11] then turns.virtual, turns.start, turns.numbers, turns.limits = 0, 0, 0, 0 end
+turns.limited = turns.limit > 0 or turns.limits > 0
+
+local function cost(weight, share)
+  return math.max(1, math.min(2 ^ 31, math.floor(weight * ONE / share + 0.5)))
+end
+
+-- Returns the score of a tag. Should keys wait without a break until tags reach their end, first waiters go by arrival from then on.
+local function score_of(tag)
+  return format('%.0f', HEADS + math.min(tag, HEADS - 1))
+end
+
+local function weight_of(ticket)
+  return parse(call('HGET', state, 't' .. ticket) or '') or 1
+end
+
+function turns.member(sequence, ticket)
+  return string.char(255) .. format('%016d ', sequence + ONE) .. ticket -- a priority makes a sequence negative, by 1,000 at most
+end
+
+-- Returns the ticket of an entry of the queue.
+function turns.ticket(member)
+  return string.byte(member) == 255 and string.sub(member, 19) or member
+end
+
+-- Returns the key of a ticket, its entry in the queue, its share and its sequence; nil and the ticket if it has no key.
+function turns.of(ticket)
+  local text = turns.count > 0 and call('HGET', state, 'p' .. ticket)
+  if not text then return nil, ticket end
+  local share, sequence, key = string.match(text, '^(%S+) (%-?%d+) (.*)$')
+  return key, turns.member(tonumber(sequence), ticket), tonumber(share), tonumber(sequence)
+end
+
+local function read_key(key)
+  local held, number, head = string.match(call('HGET', state, 'q' .. key) or '0 0 ', '^(%d+) (%d+) (.*)$')
+  return tonumber(held), tonumber(number), head
+end
+
+local function first_of_rest(number)
+  local score = format('%.0f', REST + number)
+  return number > 0 and call('ZRANGEBYSCORE', queue, score, score, 'LIMIT', 0, 1)[1]
+end
+
+-- Returns how many units a key may have: 0 while it is held back, else its own limit, that for each key, or the declared one.
+local function limit_of(key)
+  if turns.limits > 0 then
+    if call('HGET', state, 't\255back ' .. key) then return 0 end
+    local _, _, units = parse(call('HGET', state, 't\255limit ' .. key) or call('HGET', state, 't\255each') or '')
+    if units then return tonumber(units) end
+  end
+  return turns.limit > 0 and turns.limit
+end
+
+local function over_limit(key, held, weight)
+  local most = limit_of(key)
+  return most and held + weight > most
+end
+
+-- Forgets a ticket that neither holds nor waits any more.
+function turns.remove(ticket)
+  call('HDEL', state, 'p' .. ticket)
+  turns.count = turns.count - 1
+end
+
+-- Returns the first of a key's other waiters that lives and may ever fit, with its weight, and removes those before it.
+local function next_of_rest(number)
+  for _ = 1, BATCH do
+    local member = first_of_rest(number)
+    if not member then return end
+    local ticket = turns.ticket(member)
+    local weight, _, _, _, place, request = parse(call('HGET', state, 't' .. ticket) or '')
+    local lives = weight and lasts(place, request)
+    local is_heavy = turns.limit > 0 and (weight or 0) > turns.limit
+    if lives and not is_heavy then return member, weight end
+    if lives then publish_to_sharers(place, request, 'm', ' ' .. turns.limit) end
+    call('ZREM', queue, member)
+    call('HDEL', state, 't' .. ticket)
+    turns.remove(ticket)
+  end
+  local member = first_of_rest(number) -- if it is dead too, the next grant removes it
+  return member, member and weight_of(turns.ticket(member))
+end
+
+-- Stores a key; one without a first waiter gets one, from that virtual time on, if it is below its limit.
+local function write_key(key, held, number, head, from)
+  local member, weight
+  if head == '' then member, weight = next_of_rest(number) end
+  if member and not over_limit(key, held, weight) then
+    local _, _, share = turns.of(turns.ticket(member))
+    call('ZADD', queue, score_of(from + cost(weight, share)), member)
+    head = member
+  end
+  if held > 0 or head ~= '' or member then
+    call('HSET', state, 'q' .. key, format('%d %d ', held, number) .. head)
+  else
+    call('HDEL', state, 'q' .. key)
+  end
+end
+
+-- Adds a ticket with a key, before it holds or waits.
+function turns.add(ticket, key, share, sequence)
+  call('HSET', state, 'p' .. ticket, format('%s %d ', share, sequence) .. key)
+  turns.count = turns.count + 1
+end
+
+-- Adds units to those that a key has in use, or takes them away.
+function turns.use(key, units)
+  local held, number, head = read_key(key)
+  write_key(key, held + units, number, head, turns.virtual)
+end
+
+-- Gives a key a first waiter if it may have one now; with the key '' all keys that have none.
+function turns.look_again(key)
+  if key ~= '' then return turns.use(key, 0) end
+  turns.raised = 1
+  turns.raise(BATCH)
+end
+
+-- Notes that a limit for a key is over; '' for each key.
+function turns.lifted(key)
+  turns.limits = turns.limits - 1
+  turns.look_again(key)
+end
+
+-- Returns the virtual time at which the first waiter of a key became the first, or a new one would.
+local function started(head)
+  if head == '' then return turns.virtual end
+  local ticket = turns.ticket(head)
+  local _, _, share = turns.of(ticket)
+  return call('ZSCORE', queue, head) - HEADS - cost(weight_of(ticket), share)
+end
+
+-- Returns the tag of a new request if it goes before all who wait, else nil; and how many are before it, about.
+function turns.before_all(key, weight, sequence, ticket, share)
+  local _, entry, lowest, its_key = turns.first()
+  if not key then
+    local others = call('ZCOUNT', queue, '-inf', format('(%d', sequence))
+    local tag = (call('ZCOUNT', queue, '-inf', '(' .. score_of(0)) > 0 and turns.start or turns.virtual) + cost(weight, 1)
+    if others == 0 and (not lowest or tag < lowest or not its_key) then return tag, 0 end
+    return nil, others + call('ZCOUNT', queue, score_of(0), score_of(tag))
+  end
+  local held, number, head = read_key(key)
+  local member, score = turns.member(sequence, ticket), format('%.0f', REST + number)
+  local tag, rest = started(head) + cost(weight, share), first_of_rest(number)
+  local is_first = not over_limit(key, held, weight) and (head == '' or member < head) and (not rest or member < rest)
+  if is_first and (not lowest or tag < lowest or entry == head) then return tag, 0 end
+  return nil, call('ZCOUNT', queue, score_of(0), score_of(tag)) + call('ZCOUNT', queue, score, score)
+end
+
+-- Queues a ticket with a key, whose record is written.
+function turns.enter(key, ticket, sequence)
+  local held, number, head = read_key(key)
+  local member, from = turns.member(sequence, ticket), turns.virtual
+  if number == 0 then
+    turns.numbers = turns.numbers + 1
+    number = turns.numbers
+  end
+  if head ~= '' and member < head then -- a priority, or its former place, puts it before the first
+    from = started(head)
+    call('ZADD', queue, format('%.0f', REST + number), head)
+    head = ''
+  end
+  call('ZADD', queue, format('%.0f', REST + number), member)
+  write_key(key, held, number, head, from)
+end
+
+-- Notes that a waiter without a key comes.
+function turns.without_key()
+  if call('ZCOUNT', queue, '-inf', '(' .. score_of(0)) == 0 then turns.start = turns.virtual end
+end
+
+-- Removes a waiter; the next one of its key gets the turn that it had.
+function turns.leave(ticket)
+  local key, member, share = turns.of(ticket)
+  local score = key and call('ZSCORE', queue, member)
+  call('ZREM', queue, member)
+  if not key then return end
+  local held, number, head = read_key(key)
+  local from = turns.virtual
+  if head == member then head, from = '', score - HEADS - cost(weight_of(ticket), share) end
+  write_key(key, held, number, head, from)
+  turns.remove(ticket)
+end
+
+-- Returns the waiter that is granted next, its entry, its tag and its key; nothing if no one waits, or all are at their limits.
+function turns.first()
+  local low = call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+  local ticket, tag
+  if low[1] and tonumber(low[2]) < HEADS then
+    ticket, tag = low[1], turns.start + cost(weight_of(low[1]), 1)
+  end
+  local head = call('ZRANGEBYSCORE', queue, score_of(0), '(' .. format('%.0f', REST), 'WITHSCORES', 'LIMIT', 0, 1)
+  if head[1] and (not tag or head[2] - HEADS < tag) then
+    return turns.ticket(head[1]), head[1], head[2] - HEADS, (turns.of(turns.ticket(head[1])))
+  end
+  return ticket, ticket, tag
+end
+
+-- Takes the first waiter out of the queue, since it is granted; its record has been written.
+function turns.take(member, tag, key, weight)
+  call('ZREM', queue, member)
+  turns.virtual = math.max(turns.virtual, tag)
+  if not key then
+    turns.start = turns.virtual
+    return
+  end
+  local held, number = read_key(key)
+  write_key(key, held + weight, number, '', turns.virtual)
+end
+
+-- Puts the first waiter of a key back if the limit of its key has become too low for it; returns whether it did.
+function turns.park(member, key, weight)
+  local held, number = read_key(key)
+  if not over_limit(key, held, weight) then return false end
+  call('ZADD', queue, format('%.0f', REST + number), member)
+  call('HSET', state, 'q' .. key, format('%d %d ', held, number))
+  return true
+end
+
+-- Gives keys that waited at their limit a first waiter, after the limit was raised; at most `most` keys, and the next call goes on
+-- from the number `turns.raised`.
+function turns.raise(most)
+  for _ = 1, most do
+    local entry = call('ZRANGEBYSCORE', queue, format('%.0f', REST + turns.raised), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    if not entry[1] then
+      turns.raised = 0
+      return
+    end
+    turns.raised = entry[2] - REST + 1
+    local key = turns.of(turns.ticket(entry[1]))
+    local held, number, head = read_key(key)
+    write_key(key, held, number, head, turns.virtual)
+  end
+end
+
+-- Returns about how many are granted before a waiter: those of its own key, and as many turns of each other key.
+function turns.rank(key, entry)
+  local rank, keys = call('ZRANK', queue, entry), call('ZCOUNT', queue, score_of(0), '(' .. format('%.0f', REST))
+  local without_key = call('ZCOUNT', queue, '-inf', '(' .. score_of(0))
+  if not key then return math.min(rank * (1 + keys), call('ZCARD', queue) - 1) end
+  local _, number, head = read_key(key)
+  if head == entry then return rank - without_key + math.min(without_key, 1) end
+  local before = rank - call('ZCOUNT', queue, '-inf', '(' .. format('%.0f', REST + number)) + (head == '' and 0 or 1)
+  return math.min(before * (keys + math.min(without_key, 1)), call('ZCARD', queue) - 1)
+end
+
+-- Writes how many tickets have a key and how far their turns are, if that has changed.
+function turns.store()
+  local text = turns.count > 0
+    and format('%d %.0f %.0f %.0f %.0f %d', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised, turns.limits)
+  if text and text ~= was[11] then call('HSET', state, 'g', text) end
+  if was[11] and not text then call('HDEL', state, 'g') end
+  was[11] = text
+end
+end)() end

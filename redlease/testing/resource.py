@@ -1,0 +1,235 @@
+"""What the model of the protocol keeps of a resource: time, capacity, the queue, and what is granted from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Self
+
+from .entries import Delay, Entry, Limit
+from .turns import Turns
+
+
+@dataclass
+class ResourceState:
+    """One resource, as the server keeps it. All times are in ms of the server's clock, save `clock`.
+
+    Attributes:
+        clock: The server's time in µs, as fences are.
+        capacity: How many units may be held; 0 until a request declares it.
+        declared: The capacity that was declared last; `resize` changes `capacity` only.
+        fence: The last one granted.
+        sequence: The order of arrival of the last request that was queued.
+        kept_until: The server keeps the resource at least until then, and may delete it later.
+        fence_before: The last fence before the resource was deleted.
+        held: The permits by ticket, expired ones included that no call has removed yet.
+        queue: The waiters by ticket, dead ones included that no call has removed yet.
+        places: When each client's place lapses.
+        tombstones: Until when late copies of a request grant nothing.
+        lock_delay: How long the units of an expired permit stay in use.
+        delays: Those that do.
+        lasted: How long holds lasted of late whose release others waited for, if there were any.
+        turns: The turns that keys take.
+        limits: What outranks the capacity, by name; those of keys are in `turns` too.
+    """
+
+    clock: int = 0
+    capacity: int = 0
+    declared: int = 0
+    fence: int = 0
+    sequence: int = 0
+    kept_until: int = 0
+    fence_before: int = 0
+    held: dict[str, Entry] = field(default_factory=dict)
+    queue: dict[str, Entry] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    tombstones: dict[str, int] = field(default_factory=dict)
+    lock_delay: int = 0
+    delays: list[Delay] = field(default_factory=list)
+    lasted: float | None = None
+    turns: Turns = field(default_factory=Turns)
+    limits: dict[bytes, Limit] = field(default_factory=dict)
+
+    # Time, and what it ends
+
+    @property
+    def now(self) -> int:
+        """The server's time in ms."""
+        return self.clock // 1000
+
+    def forgotten(self) -> Self:
+        """Return what is left when the server has deleted the keys: nothing but the order of the fences."""
+        return type(self)(self.clock, fence_before=max(self.fence, self.fence_before))
+
+    def keep(self, idle: int) -> None:
+        """The keys are kept for `idle` ms past now and the last fence, and as long as anything in them lasts."""
+        ends = [self.now + idle, self.fence // 1000 + idle]
+        ends += [held.deadline for held in self.held.values()]
+        ends += [*self.places.values(), *self.tombstones.values(), *(limit.until for limit in self.limits.values())]
+        self.kept_until = max(self.kept_until, *ends)
+        self.note_keys()
+
+    def note_keys(self) -> None:
+        """Forget the virtual time with the last ticket that has a key."""
+        if not self.has_keys:
+            self.turns.reset()
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a ticket has a key, or a limit is one of keys."""
+        return bool(self.turns.limits) or any(entry.key for entry in (*self.users(), *self.queue.values()))
+
+    def is_live(self, entry: Entry) -> bool:
+        """Tell whether the lease of a permit, or one of the places of a waiter, is unexpired."""
+        return (entry.deadline if entry.fence else self.place_ends(entry)) > self.now
+
+    def place_ends(self, entry: Entry) -> int:
+        """Return when the last of the places of a waiter lapses."""
+        return max(self.places.get(place, 0) for place, _ in entry.claims)
+
+    # Capacity and the queue
+
+    def used(self) -> int:
+        """Return the units in use, or kept back; those of what has expired among them, until a call removes it."""
+        kept = sum(limit.kept(self.capacity) for limit in self.limits.values())
+        return kept + sum(user.weight for user in self.users())
+
+    def users(self) -> list[Entry | Delay]:
+        """Return what is in use: the permits, and what stands for expired ones."""
+        return [*self.held.values(), *self.delays]
+
+    def waiters(self) -> list[Entry]:
+        """Return the queue in its order, dead waiters included."""
+        return sorted(self.queue.values(), key=lambda queued: queued.position)
+
+    def fits(self, weight: int) -> bool:
+        """Tell whether so many units are free."""
+        return self.used() + weight <= self.capacity
+
+    def reap(self) -> None:
+        """Remove the expired permits, and the delays that are over."""
+        over = [delay for delay in self.delays if delay.until <= self.now]
+        self.delays = [delay for delay in self.delays if delay not in over]
+        for delay in over:
+            self.give_turn(delay.key)
+        for held in [held for held in self.held.values() if not self.is_live(held)]:
+            self.remove(held)
+        for name in [name for name, limit in self.limits.items() if limit.until <= self.now]:
+            self.lift(name)
+
+    def lift(self, name: bytes) -> None:
+        """Remove a limit."""
+        limit = self.limits.pop(name)
+        if limit.of_keys:
+            self.turns.limits.remove(limit)
+            self.look_again(limit.key)
+
+    def look_again(self, key: str) -> None:
+        """Give a key a turn if it may have one now; with the key "" each key that has none."""
+        for each in [key] if key else list(self.turns.numbers):
+            self.give_turn(each)
+
+    def next_fence(self) -> int:
+        """Return a fence above all before it."""
+        self.fence = max(self.fence + 1, self.clock)
+        assert self.fence > self.fence_before, "P3: a fence after the loss of the data is not above those before it"
+        return self.fence
+
+    def grant(self, entry: Entry, deadline: int) -> None:
+        """Make a holder of a ticket."""
+        entry.fence, entry.since, entry.deadline = self.next_fence(), self.now, deadline
+        self.held[entry.ticket] = entry
+
+    def advance(self) -> None:
+        """Grant from the head of the queue while the next fits; a grant lasts as long as the place that waited."""
+        if not self.capacity:
+            return
+        if self.used() >= self.capacity:
+            self.reap()
+        self.after_raise()
+        while self.used() < self.capacity:
+            queued = self.turns.first(list(self.queue.values()))
+            if queued is None:  # nobody waits, or all at the limits of their keys, maybe by expired permits
+                if not self.queue or not self.has_expired:
+                    return
+                self.reap()
+            elif not self.is_live(queued) or queued.weight > self.capacity or self.turns.never_fits(queued):
+                self.remove(queued)
+            elif self.turns.over_limit(self.users(), queued.key, queued.weight):
+                queued.tag = None  # the limit has become lower
+            elif self.fits(queued.weight):
+                self.take(queued)
+            elif self.has_expired:
+                self.reap()
+            else:
+                return
+
+    def after_raise(self) -> None:
+        """Give turns to the keys that may have more units since their limit was raised."""
+        if self.turns.is_raised and self.used() < self.capacity:
+            self.turns.is_raised = False
+            for key in list(self.turns.numbers):
+                self.give_turn(key)
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether `reap` would remove something."""
+        until = [*(delay.until for delay in self.delays), *(limit.until for limit in self.limits.values())]
+        return any(not self.is_live(held) for held in self.held.values()) or min(until, default=math.inf) <= self.now
+
+    def take(self, queued: Entry) -> None:
+        """Grant a waiter, whose turn it is."""
+        tag = self.turns.tag_of(queued)
+        self.grant(queued, self.place_ends(queued))
+        del self.queue[queued.ticket]
+        if self.has_keys:
+            self.turns.taken(queued, tag)
+        self.give_turn(queued.key)
+
+    def give_turn(self, key: str, begun: int | None = None) -> None:
+        """Let the next waiter of a key be its first, if none is; those that are dead or can never fit are removed."""
+        while waiting := self.turns.without_turn(self.queue.values(), key):
+            if self.is_live(waiting[0]) and not self.turns.never_fits(waiting[0]):
+                break
+            del self.queue[waiting[0].ticket]
+        self.turns.give_turn(list(self.queue.values()), self.users(), key, begun)
+
+    def make_way(self, weight: int, key: str) -> None:
+        """Grant the queue before a request is refused or queued, and remove expired permits if it does not fit then."""
+        if key and (self.turns.limit or self.turns.limits):
+            self.reap()
+            if self.used() < self.capacity:
+                self.give_turn(key)
+        self.advance()
+        if not self.queue and not self.fits(weight):
+            self.reap()
+
+    def soonest(self) -> int:
+        """Return the ms until an expiry can let a waiter proceed; -1: there is none."""
+        ends = [held.deadline for held in self.held.values()]
+        ends += [*(delay.until for delay in self.delays), *(limit.until for limit in self.limits.values())]
+        first = self.turns.first(list(self.queue.values()))
+        if first is not None and self.used() < self.capacity:
+            ends.append(self.place_ends(first) or self.now)
+        return max(0, min(ends) - self.now) if ends else -1
+
+    # Tickets
+
+    def find(self, ticket: str) -> Entry | None:
+        """Return what the ticket has, expired or not."""
+        return self.held.get(ticket) or self.queue.get(ticket)
+
+    def holder(self, ticket: str, fence: int) -> Entry | None:
+        """Return an unexpired permit under its fence."""
+        held = self.held.get(ticket)
+        return held if held is not None and held.fence == fence and self.is_live(held) else None
+
+    def remove(self, entry: Entry | None) -> None:
+        """Take a ticket out; what an expired permit had stays in use for the lock delay."""
+        if entry is None:
+            return
+        until = entry.deadline + self.lock_delay
+        if entry.fence and not self.is_live(entry) and until > self.now:
+            self.delays.append(Delay(entry.ticket, entry.weight, entry.deadline, until, self.now, entry.key))
+        del (self.held if entry.fence else self.queue)[entry.ticket]
+        self.give_turn(entry.key, None if entry.tag is None else entry.tag - entry.cost)

@@ -1,0 +1,1 @@
+"""Deterministic simulation: clients, their network and their server in virtual time, with faults."""

@@ -1,0 +1,205 @@
+"""What the calls and replies of one resource tell, and what in them breaks a promise.
+
+The judge knows neither scripts nor model: it reads what clients asked, what the server replied and published, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from redlease.protocol.replies import Status, read_message
+
+
+@dataclass
+class Held:
+    """A permit; `until_ms` by the server's clock."""
+
+    fence: int
+    weight: int
+    until_ms: int
+
+
+@dataclass
+class Waiting:
+    """A queued ticket, and the places of those who wait with it."""
+
+    sequence: int
+    weight: int
+    places: dict[str, None]
+
+
+@dataclass
+class Book:
+    """One resource, as the calls of it tell.
+
+    Attributes:
+        held: The permits that were granted and not released; some of them may have expired.
+        waiting: The tickets that were queued and not granted.
+        places: When the place of each client lapses.
+        fence: The last one granted.
+        has_lost: Whether the server has lost data since then.
+        taken: The tickets that an adoption or a release by their ticket has taken from their holders.
+    """
+
+    capacity: int = 0
+    held: dict[str, Held] = field(default_factory=dict)
+    waiting: dict[str, Waiting] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    requests: dict[str, str] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    fence: int = 0
+    has_lost: bool = False
+    now_us: int = 0
+
+    @property
+    def now(self) -> int:
+        """The server's time in ms."""
+        return self.now_us // 1000
+
+    def forget(self) -> None:
+        """The server has lost everything but the order of the fences."""
+        for known in (self.held, self.waiting, self.places):
+            known.clear()
+        self.has_lost = True
+
+    def holds(self, ticket: str, fence: int) -> Held | None:
+        """Return an unexpired permit."""
+        held = self.held.get(ticket)
+        return held if held and held.fence == fence and held.until_ms > self.now else None
+
+    def live(self) -> list[str]:
+        """Return the tickets that hold an unexpired permit, or wait with a place that has not lapsed."""
+        held = [ticket for ticket, held in self.held.items() if held.until_ms > self.now]
+        return held + [ticket for ticket, waits in self.waiting.items() if self._lasts(waits) > self.now]
+
+    def _lasts(self, waits: Waiting) -> int:
+        """Return when the last place of a waiter lapses."""
+        return max((self.places.get(place, 0) for place in waits.places), default=0)
+
+    def read(
+        self, now_us: int, name: str, args: list[str], reply: Sequence[Any], messages: Sequence[tuple[str, str]]
+    ) -> Iterator[str]:
+        """Read a call, and yield what it breaks."""
+        self.now_us = now_us
+        reader = getattr(self, f"_{name}", None)
+        own = reader(args, reply) if reader is not None else ()
+        told = self._told(messages)
+        # Whom a call has queued came after those to whom it granted.
+        parts = (told, own) if name == "acquire" and reply[0] == Status.QUEUED else (own, told)
+        for part in parts:
+            yield from part
+
+    def _told(self, messages: Sequence[tuple[str, str]]) -> Iterator[str]:
+        for _, payload in messages:
+            message = read_message(payload.encode()) if payload else None
+            if message and message.kind == "g":
+                fence, _, until_ms, self.capacity = message.numbers
+                ticket = self.requests.get(message.about, "")
+                if ticket not in self.held or self.held[ticket].fence != fence:
+                    yield from self._granted(ticket, fence, until_ms, None)
+
+    def _granted(self, ticket: str, fence: int, until_ms: int, position: tuple[float, str] | None) -> Iterator[str]:
+        """P1, P2, P3 and P5 of a new grant; `position`: of a request that was not queued."""
+        weight = self.weights.get(ticket, 1)
+        if fence <= self.fence:
+            if not (self.has_lost and self.now_us <= self.fence):
+                yield f"fences (P3): {ticket} gets {fence} after {self.fence}"
+            self.fence = (
+                0  # the clock at the first grant after a loss is before that of the last grant: nothing is promised
+            )
+        if self.holds(ticket, self.held[ticket].fence if ticket in self.held else 0):
+            yield f"repeats (P5): {ticket} holds a permit and gets another"
+        # The server forgets what has expired before it grants: a step of its clock does not bring that back.
+        self.held = {other: held for other, held in self.held.items() if held.until_ms > self.now}
+        self.waiting = {other: waits for other, waits in self.waiting.items() if self._lasts(waits) > self.now}
+        others = [held for other, held in self.held.items() if other != ticket]
+        if sum(held.weight for held in others) + weight > self.capacity:
+            yield f"exclusion (P1): {ticket} is granted beside {others}, capacity {self.capacity}"
+        own = self.waiting.pop(ticket, None)
+        position = (own.sequence, ticket) if own else position
+        if position is not None:
+            for other, waits in self.waiting.items():
+                if (waits.sequence, other) < position and waits.weight <= self.capacity:
+                    yield f"order (P2): {ticket} passes {other}, which waits at {waits.sequence}"
+        self.fence, self.has_lost = max(fence, self.fence), False
+        self.held[ticket] = Held(fence, weight, until_ms)
+
+    def _acquire(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
+        ticket, request, place, arrival, asked = args[:5]
+        weight, _, rest = asked.partition(" ")
+        status, *values = reply
+        if status == Status.GRANTED:
+            fence, _, until_ms, self.capacity = values[:4]
+            self.requests[request], self.weights[ticket] = ticket, int(weight)
+            known = self.held.get(ticket)
+            if known and known.fence == fence:
+                if known.until_ms <= self.now:
+                    yield f"strict expiry (P8): {ticket} had expired and is held again under {fence}"
+                known.until_ms = until_ms
+                self.waiting.pop(ticket, None)
+            else:
+                has_priority = rest[:1] not in {"", "0"}
+                at = (float("inf"), ticket) if int(arrival) <= 0 else (float(arrival), ticket)
+                yield from self._granted(ticket, fence, until_ms, None if has_priority else at)
+        elif status == Status.QUEUED:
+            self.requests[request], self.weights[ticket] = ticket, int(weight)
+            waits = self.waiting.setdefault(ticket, Waiting(values[0], int(weight), {}))
+            waits.sequence = values[0]
+            waits.places[place] = None
+            self.capacity = values[3]
+            self.places[place] = max(self.places.get(place, 0), self.now + int(args[7]))
+
+    def _beat(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
+        if reply[0] != Status.LAPSED:
+            if self.places.get(args[0], 0) <= self.now:
+                yield f"strict expiry (P8): the place {args[0]} had lapsed and is alive again"
+            self.places[args[0]] = max(self.places.get(args[0], 0), self.now + int(args[1]))
+
+    def _renew(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
+        if reply[0]:
+            if not self.holds(args[0], int(args[1])):
+                yield f"strict expiry (P8): {args[0]} is renewed and was not held under {args[1]}"
+            else:
+                self.held[args[0]].until_ms = reply[0]
+
+    def _release(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
+        ticket, request, fence, *_ = args
+        if reply[0]:
+            held = self.held.get(ticket)
+            if held and (not fence or held.fence == int(fence)):
+                del self.held[ticket]
+            elif fence:
+                yield f"release: {ticket} is released under {fence}, which it did not have"
+            self.waiting.pop(ticket, None)
+            if not fence and not request:
+                self.taken.add(ticket)
+
+    def _adopt(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
+        ticket = args[0]
+        if reply[0]:
+            held = self.held.get(ticket)
+            if held is None or held.until_ms <= self.now:
+                yield f"strict expiry (P8): {ticket} is adopted and was not held"
+                return
+            if reply[0] != held.fence:
+                if reply[0] <= self.fence:
+                    yield f"fences (P3): {ticket} gets {reply[0]} after {self.fence}"
+                self.fence = reply[0]
+                self.taken.add(ticket)
+            held.fence, held.until_ms = reply[0], reply[2]
+
+    def _reduce(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
+        if reply[0] and args[0] in self.held:
+            self.held[args[0]].weight = min(self.held[args[0]].weight, int(args[2]))
+        yield from ()
+
+    def _resize(self, args: list[str], _: Sequence[Any]) -> Iterator[str]:
+        self.capacity = int(args[0])
+        yield from ()
+
+    def _check(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
+        if bool(reply[0]) != bool(self.holds(args[0], int(args[1]))):
+            yield f"check: {args[0]} under {args[1]} is said to be {'held' if reply[0] else 'lost'}, and is not"

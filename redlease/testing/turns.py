@@ -1,0 +1,132 @@
+"""Whose turn it is, in the model of the protocol: requests with different keys take turns.
+
+Each key has its own queue, in the order of arrival. Its first waiter has a tag, the virtual time at which it became the
+first plus what its turn costs: its weight divided by its share. The lowest tag is granted next, and the virtual time is
+that tag then. Requests without a key are one more key of share 1, whose first waiter began at `start`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .entries import Delay, Entry, Limit
+
+
+@dataclass
+class Turns:
+    """The keys of one resource.
+
+    Attributes:
+        virtual: The tag of the last turn.
+        start: When the first of the waiters without a key became their first.
+        limit: How many units one key may have; 0 for any number.
+        is_raised: Whether keys that waited at their limit are to be looked at again.
+        numbers: In which order the keys came that hold or wait.
+        drawn: The last of the numbers.
+        limits: What an operator allows a key, or each, whatever `limit` is.
+    """
+
+    virtual: int = 0
+    start: int = 0
+    limit: int = 0
+    is_raised: bool = False
+    numbers: dict[str, int] = field(default_factory=dict)
+    drawn: int = 0
+    limits: list[Limit] = field(default_factory=list)
+
+    def waiting(self, queue: Iterable[Entry], key: str) -> list[Entry]:
+        """Return the waiters of a key, in their order."""
+        return sorted((queued for queued in queue if queued.key == key), key=lambda queued: queued.arrived)
+
+    def without_turn(self, queue: Iterable[Entry], key: str) -> list[Entry]:
+        """Return the waiters of a key of which none has a turn."""
+        waiting = self.waiting(queue, key) if key else []
+        return [] if any(queued.tag is not None for queued in waiting) else waiting
+
+    def never_fits(self, queued: Entry) -> bool:
+        """Tell whether a waiter is heavier than its key may ever be."""
+        return bool(queued.key and 0 < self.limit < queued.weight)
+
+    def most(self, key: str) -> int | None:
+        """Return how many units a key may have; None for any number."""
+        found = {(limit.kind, limit.key): limit.units for limit in self.limits}
+        if ("back", key) in found:
+            return 0
+        return found.get(("limit", key), found.get(("each", ""), self.limit or None))
+
+    def over_limit(self, users: Iterable[Entry | Delay], key: str, weight: int) -> bool:
+        """Tell whether a key may not have so many units more."""
+        most = self.most(key) if key else None
+        return most is not None and sum(user.weight for user in users if user.key == key) + weight > most
+
+    def give_turn(self, queue: Iterable[Entry], users: list[Entry | Delay], key: str, begun: int | None = None) -> None:
+        """Give a tag to the first waiter of a key, from the virtual time `begun` on, if none of its key has one."""
+        waiting = self.without_turn(queue, key)
+        if waiting and not self.over_limit(users, key, waiting[0].weight):
+            waiting[0].tag = (self.virtual if begun is None else begun) + waiting[0].cost
+        if not any(entry.key == key for entry in (*queue, *users)):
+            self.numbers.pop(key, None)
+
+    def first(self, queue: list[Entry]) -> Entry | None:
+        """Return who is granted next; None if no one waits, or all are of keys at their limits."""
+        tagged = min(
+            (queued for queued in queue if queued.tag is not None),
+            key=lambda queued: (queued.tag, queued.arrived),
+            default=None,
+        )
+        others = self.waiting(queue, "")
+        if others and (tagged is None or self.tag_of(others[0]) <= self.tag_of(tagged)):
+            return others[0]
+        return tagged
+
+    def tag_of(self, first: Entry) -> int:
+        """Return the tag of the first waiter of a key, or of those without one."""
+        return self.start + first.cost if first.tag is None else first.tag
+
+    def goes_first(self, queue: list[Entry], users: list[Entry | Delay], entry: Entry) -> int | None:
+        """Return the tag of a new request that goes before all who wait; None if it does not."""
+        first, own = self.first(queue), self.waiting(queue, entry.key)
+        begun = self.start if own and not entry.key else self.virtual
+        head = next((queued for queued in own if queued.tag is not None), None)
+        tag = (begun if head is None else self.tag_of(head) - head.cost) + entry.cost
+        if self.over_limit(users, entry.key, entry.weight) or any(self.precedes(other, entry) for other in own):
+            return None
+        is_own = first is not None and (first is head if entry.key else not first.key)
+        return tag if first is None or is_own or tag < self.tag_of(first) else None
+
+    def precedes(self, other: Entry, entry: Entry) -> bool:
+        """Tell whether a waiter of the same key stands before a new request."""
+        return other.arrived < entry.arrived if entry.key else other.arrival < entry.arrival
+
+    def enter(self, queue: list[Entry], entry: Entry) -> int | None:
+        """Note that a request queues, which is in the queue already; return when it became the first, if it did."""
+        if not entry.key:
+            if len(self.waiting(queue, "")) == 1:
+                self.start = self.virtual
+            return None
+        if entry.key not in self.numbers:
+            self.drawn += 1
+            self.numbers[entry.key] = self.drawn
+        entry.number = self.numbers[entry.key]
+        begun = None
+        for head in [queued for queued in self.waiting(queue, entry.key) if queued.tag is not None]:
+            if entry.arrived < head.arrived:  # a priority, or its former place, puts it before the first
+                begun, head.tag = self.tag_of(head) - head.cost, None
+        return begun
+
+    def taken(self, entry: Entry, tag: int) -> None:
+        """Note that it was the turn of a waiter."""
+        self.virtual = max(self.virtual, tag)
+        if not entry.key:
+            self.start = self.virtual
+        entry.tag = None
+
+    def reset(self) -> None:
+        """Forget the virtual time: no ticket has a key."""
+        self.virtual = self.start = self.drawn = 0
+        self.is_raised = False
+        self.numbers.clear()

@@ -1,0 +1,138 @@
+"""Turns of many keys: who waits how long, how even they are, and what they cost the server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from redlease.protocol import scripts
+from redlease.protocol.encoding import Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import Server
+
+CAPACITY = 20
+AGES_MS = 3_600_000  # nothing ends by itself
+
+
+class Pool:
+    """A semaphore, called through its scripts; a round is as long as a hold: all holders release, and others begin."""
+
+    def __init__(self, client: redis.Redis, prefix: str) -> None:
+        self.client = client
+        self.keys = Resource(prefix, "r").keys
+        self.arrived = 0
+        client.script_load(scripts.ACQUIRE.text)
+        client.script_load(scripts.RELEASE.text)
+
+    def ask(self, keys: list[str], share: dict[str, float] | None = None) -> None:
+        """Request a unit for each of these keys, in this order."""
+        with self.client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                self.arrived += 1
+                ticket = f"{key} {self.arrived}"
+                asked = f"1 0    {(share or {}).get(key, 1):g}"
+                terms = (asked, AGES_MS, CAPACITY, AGES_MS, -1, AGES_MS, '["o",{}]', key)
+                pipeline.evalsha(scripts.ACQUIRE.sha, 4, *self.keys, 0, ticket, f"r{self.arrived}", "c|1", "0", *terms)
+                if self.arrived % 1000 == 0:
+                    pipeline.execute()
+            pipeline.execute()
+
+    def holders(self) -> list[str]:
+        """Return the keys that hold, one for each unit."""
+        return [ticket.decode().split(" ")[0] for ticket in self._tickets()]
+
+    def _tickets(self) -> list[bytes]:
+        found: Any = self.client.zrange(self.keys[1], 0, -1)
+        return list(found)
+
+    def release(self) -> list[str]:
+        """End a round, and return who holds in the next one."""
+        with self.client.pipeline(transaction=False) as pipeline:
+            for ticket in self._tickets():
+                pipeline.evalsha(scripts.RELEASE.sha, 4, *self.keys, 0, ticket, "", "", 0, 0, AGES_MS)
+            pipeline.execute()
+        return self.holders()
+
+    def commands(self) -> int:
+        """Return how many commands the server has run, those in scripts among them."""
+        stats: Any = self.client.info("commandstats")
+        return sum(row["calls"] for row in stats.values())
+
+
+@pytest.fixture
+def pool(server: Server, prefix: str) -> Iterator[Pool]:
+    """A pool of 20 units."""
+    with redis.Redis.from_url(server.unix_url) as client:
+        yield Pool(client, prefix)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real_engine", ["valkey9", "redis62"])
+def test_ten_thousand_of_one_key_keep_nobody_waiting(pool: Pool) -> None:
+    """Of 99 keys that come after ten thousand requests of another, each begins within six rounds; no unit is idle."""
+    pool.ask(["heavy"] * 10_000)
+    pool.ask([f"light{number}" for number in range(99)])
+    begun: set[str] = set()
+    for _ in range(6):
+        held = pool.release()
+        assert len(held) == CAPACITY
+        begun |= set(held) - {"heavy"}
+    assert len(begun) == 99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real_engine", ["valkey9"])
+def test_equal_keys_have_equal_turns(pool: Pool) -> None:
+    """Fifty keys that always wait: Jain's index of the units that they had is at least 0.99 after any 20 rounds."""
+    keys = [f"k{number}" for number in range(50)]
+    pool.ask([key for key in keys for _ in range(60)])
+    had: Counter[str] = Counter()  # the first of all have had what was idle
+    for number in range(100):
+        had.update(pool.release())
+        assert sum(had.values()) == CAPACITY * (number + 1)
+        if number % 20 == 19:
+            assert sum(had.values()) ** 2 / (50 * sum(count**2 for count in had.values())) >= 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real_engine", ["valkey9"])
+def test_shares_are_kept(pool: Pool) -> None:
+    """Keys with the shares 1, 2 and 4 have units in that proportion, within 5 percent."""
+    share = {"a": 1.0, "b": 2.0, "c": 4.0}
+    pool.ask(list("abc") * 900, share)
+    had: Counter[str] = Counter()
+    while sum(had.values()) < 1400:
+        had.update(pool.release())
+    for key, its in share.items():
+        assert had[key] / sum(had.values()) == pytest.approx(its / 7, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real_engine", ["valkey9"])
+def test_a_grant_costs_as_many_commands_however_many_wait(pool: Pool) -> None:
+    """With 1,000 waiters in 100 keys and with 20,000 more in 2,000; each command takes O(log n)."""
+    costs = []
+    for keys in (100, 2000):
+        pool.ask([f"k{number}" for number in range(keys) for _ in range(10)])
+        before = pool.commands()
+        for _ in range(10):
+            assert len(pool.release()) == CAPACITY
+        costs.append(pool.commands() - before)
+    assert costs[1] <= 1.02 * costs[0]
+
+
+@pytest.mark.parametrize("real_engine", ["valkey9"])
+def test_nothing_is_kept_of_keys_that_are_gone(pool: Pool) -> None:
+    """When the last request has been served, no field of the state is about a key or a ticket."""
+    pool.ask([f"k{number % 30}" for number in range(100)])
+    while pool.release():
+        pass
+    fields: Any = pool.client.hkeys(pool.keys[0])
+    assert {field for field in fields if len(field) > 1} == set()
+    assert b"g" not in fields
