@@ -40,7 +40,11 @@ class Proof:
         """Do each part that was asked for, and tell how long it took."""
         self.say(f"# make prove: seed {self.options.seed}, {self.options.engine}")
         parts: dict[str, Callable[[], None]] = dict(
-            zip(PARTS, (self.histories, self.simulation, self.episodes, self.libraries, self.specifications), strict=True)
+            zip(
+                PARTS,
+                (self.histories, self.simulation, self.episodes, self.libraries, self.specifications),
+                strict=True,
+            )
         )
         for name in [self.options.only] if self.options.only else PARTS:
             began = time.monotonic()
