@@ -13,9 +13,8 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from libraries import LIBRARIES, Plan
+from libraries import LIBRARIES, Library, Plan
 from records import MS, Recorder, now
-from redisson import OfRedisson
 
 LOOK_S = 0.05
 STALL_NS = 200 * MS
@@ -40,12 +39,21 @@ async def watch_stalls(url: str, recorder: Recorder) -> None:
         last = at
 
 
+def library_of(name: str) -> type[Library]:
+    """Return the library of that name."""
+    if name == "redisson":
+        from redisson import OfRedisson  # noqa: PLC0415  only `make prove` has what it needs
+
+        return OfRedisson
+    return LIBRARIES[name]
+
+
 async def main(library: str, url: str, path: str, client: int) -> None:
     """Do what the lines of the input say, until it ends."""
     name = f"p{client}"
     logging.disable()  # of the losses that are provoked
     recorder = Recorder(Path(path), client)
-    one = (LIBRARIES | {"redisson": OfRedisson})[library](url, recorder)
+    one = library_of(library)(url, recorder)
     await one.open()
     watching = asyncio.create_task(watch_stalls(url, recorder))
     while line := await asyncio.to_thread(sys.stdin.readline):
