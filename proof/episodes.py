@@ -43,7 +43,10 @@ class Scene:
             try:
                 yield client
             finally:
-                await asyncio.to_thread(client.execute_command, "CONFIG", "SET", name, after)
+                try:
+                    await asyncio.to_thread(client.execute_command, "CONFIG", "SET", name, after)
+                except redis.ConnectionError:  # the server closes those that are idle
+                    await self.command("CONFIG", "SET", name, after)
 
 
 async def server_stopped(scene: Scene) -> None:
