@@ -67,6 +67,7 @@ class OfRedisson(Library):
         jpype.startJVM(*JVM, classpath=[str(jars() / "*")])
         config = jpype.JClass("org.redisson.config.Config")()
         config.setLockWatchdogTimeout(int(self.lease * 1000))
+        config.setFairLockWaitTimeout(int(self.lease * 1000))  # for so long a dead waiter holds up who is behind it
         config.useSingleServer().setAddress(self.url.removesuffix("/0"))
         self.client: Any = await asyncio.to_thread(jpype.JClass("org.redisson.Redisson").create, config)
         self.failed = jpype.JException
