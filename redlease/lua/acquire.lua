@@ -159,7 +159,7 @@ if record then
 end
 
 if weight > capacity then return {tag, MISFIT, capacity} end
-if key and turns.limit > 0 and weight > turns.limit then return {tag, MISFIT, turns.limit} end
+if key and turns.is_heavy(key, weight) then return {tag, MISFIT, turns.limit} end
 if waiter_lease > 0 and lapses and tonumber(lapses) <= now then return {tag, LAPSED} end
 
 if queued_since and waiter_lease > 0 then

@@ -21,7 +21,9 @@ local deadline = now + waiter_lease
 call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
 call('ZADD', waiters, 'GT', format('%d', deadline), place)
 
-local due = wait == 0 or used < capacity
+-- The first of a key that is at its limit may have died: nobody else looks, since only who may be granted has a turn.
+if key then turns.use(key, 0) end
+local due = wait == 0 or used < capacity or key
 if due then more = grant_waiting() end
 if due or expires < math.max(now + idle, deadline) then commit(deadline, idle) end
 if due then wait, ahead = soonest(), rank() end

@@ -50,7 +50,9 @@ class ResourceControl:
         return await self._tickets.inspect(self._resource, declared=self._terms.capacity, limit=limit)
 
     async def locked(self) -> bool:
-        """Returns True if an acquire of weight 1 would have to wait now.
+        """Returns True if no unit is free, or somebody waits: an acquire of weight 1 would have to wait now.
+
+        Waiters of keys at their limits count too, though they hold up nobody.
 
         Raises:
             Unavailable: The server was not reached.

@@ -80,10 +80,10 @@ class Model(ResourceState):
         wanted, declared = self.terms(capacity, arrival)
         is_same = wanted == self.capacity or not self.kept_until
         at_once = not known and not self.queue and self.used() + weight <= wanted and not key and is_same
+        claims, share = [(place, request)], share if key else 1
+        entry = Entry(ticket, weight, lease, claims, self.now, abs(int(arrival)), key=key, share=share)
         limit = self.turns.limit if per_key is None else per_key
-        if not at_once and (
-            refused := self.refusal(weight, wanted, limit if key else 0, place if waiter_lease else "")
-        ):
+        if not at_once and (refused := self.refusal(entry, wanted, limit, place if waiter_lease else "")):
             return refused
         self.limit_keys(per_key)
         was_declared = self.declared if declared != self.declared else 0
@@ -92,10 +92,6 @@ class Model(ResourceState):
             reply = self.repeat_queued(live, request, place, lease, waiter_lease)
         else:
             self.remove(known)
-            claims = [(place, request)]
-            entry = Entry(
-                ticket, weight, lease, claims, self.now, abs(int(arrival)), key=key, share=share if key else 1
-            )
             reply = self.enter(entry, place, waiter_lease, most, priority)
         self.lock_delay = self.lock_delay if delay is None else delay
         self.keep(idle if reply[0] in {Status.GRANTED, Status.QUEUED} else 0)  # a refusal is no use of the resource
@@ -126,11 +122,11 @@ class Model(ResourceState):
             return [Status.OTHER_WEIGHT, live.weight]
         return [Status.WITHDRAWN] if live and is_late(live, request, place) else []
 
-    def refusal(self, weight: int, capacity: int, limit: int, place: str) -> Reply:
+    def refusal(self, entry: Entry, capacity: int, limit: int, place: str) -> Reply:
         """Return the reply to a request that can never fit, or whose place is gone; empty if it is neither."""
-        if weight > capacity:
+        if entry.weight > capacity:
             return [Status.MISFIT, capacity]
-        if 0 < limit < weight:
+        if self.never_fits(entry, limit):
             return [Status.MISFIT, limit]
         return [Status.LAPSED] if self.places.get(place, self.now + 1) <= self.now else []
 
@@ -166,7 +162,7 @@ class Model(ResourceState):
         returns = entry.arrival > 0
         sequence = entry.arrival or self.sequence + 1
         entry.arrival = entry.arrival or sequence - 10 * priority
-        tag = self.turns.goes_first(list(self.queue.values()), self.users(), entry)
+        tag = None if self.over_limit(entry) else self.turns.goes_first(list(self.queue.values()), entry)
         if tag is not None and self.fits(entry.weight):
             self.sequence += bool(self.queue)
             self.grant(entry, self.now + entry.lease)
@@ -272,6 +268,9 @@ class Model(ResourceState):
         if not self.capacity or self.places.get(place, 0) <= self.now:
             return [Status.LAPSED]
         self.places[place] = max(self.places[place], self.now + waiter_lease)
+        asked = self.find(ticket)
+        if asked and asked.key:  # the first of a key that is at its limit may have died
+            self.give_turn(asked.key)
         self.advance()
         self.keep(idle)
         if ticket not in self.queue:

@@ -153,9 +153,9 @@ class ResourceState:
                 if not self.queue or not self.has_expired:
                     return
                 self.reap()
-            elif not self.is_live(queued) or queued.weight > self.capacity or self.turns.never_fits(queued):
+            elif not self.is_live(queued) or queued.weight > self.capacity or self.never_fits(queued):
                 self.remove(queued)
-            elif self.turns.over_limit(self.users(), queued.key, queued.weight):
+            elif self.over_limit(queued):
                 queued.tag = None  # the limit has become lower
             elif self.fits(queued.weight):
                 self.take(queued)
@@ -189,10 +189,26 @@ class ResourceState:
     def give_turn(self, key: str, begun: int | None = None) -> None:
         """Let the next waiter of a key be its first, if none is; those that are dead or can never fit are removed."""
         while waiting := self.turns.without_turn(self.queue.values(), key):
-            if self.is_live(waiting[0]) and not self.turns.never_fits(waiting[0]):
+            if self.is_live(waiting[0]) and not self.never_fits(waiting[0]):
                 break
             del self.queue[waiting[0].ticket]
-        self.turns.give_turn(list(self.queue.values()), self.users(), key, begun)
+        if waiting and not self.over_limit(waiting[0]):
+            waiting[0].tag = (self.turns.virtual if begun is None else begun) + waiting[0].cost
+        if not any(entry.key == key for entry in (*self.queue.values(), *self.users())):
+            self.turns.numbers.pop(key, None)
+
+    def over_limit(self, entry: Entry) -> bool:
+        """Tell whether the key of a request may not have so many units more."""
+        most = self.turns.limit_of(entry.key, self.now)
+        most = self.turns.limit or None if most is None else most
+        held = sum(user.weight for user in self.users() if user.key == entry.key)
+        return bool(entry.key) and most is not None and held + entry.weight > most
+
+    def never_fits(self, queued: Entry, limit: int | None = None) -> bool:
+        """Tell whether a weight is more than its key may ever have; a limit of an operator may allow it for now."""
+        limit = self.turns.limit if limit is None else limit
+        allowed = self.turns.limit_of(queued.key, self.now) or 0
+        return bool(queued.key) and 0 < limit < queued.weight and allowed < queued.weight
 
     def make_way(self, weight: int, key: str) -> None:
         """Grant the queue before a request is refused or queued, and remove expired permits if it does not fit then."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .entries import Delay, Entry, Limit
+    from .entries import Entry, Limit
 
 
 @dataclass
@@ -47,29 +47,10 @@ class Turns:
         waiting = self.waiting(queue, key) if key else []
         return [] if any(queued.tag is not None for queued in waiting) else waiting
 
-    def never_fits(self, queued: Entry) -> bool:
-        """Tell whether a waiter is heavier than its key may ever be."""
-        return bool(queued.key and 0 < self.limit < queued.weight)
-
-    def most(self, key: str) -> int | None:
-        """Return how many units a key may have; None for any number."""
-        found = {(limit.kind, limit.key): limit.units for limit in self.limits}
-        if ("back", key) in found:
-            return 0
-        return found.get(("limit", key), found.get(("each", ""), self.limit or None))
-
-    def over_limit(self, users: Iterable[Entry | Delay], key: str, weight: int) -> bool:
-        """Tell whether a key may not have so many units more."""
-        most = self.most(key) if key else None
-        return most is not None and sum(user.weight for user in users if user.key == key) + weight > most
-
-    def give_turn(self, queue: Iterable[Entry], users: list[Entry | Delay], key: str, begun: int | None = None) -> None:
-        """Give a tag to the first waiter of a key, from the virtual time `begun` on, if none of its key has one."""
-        waiting = self.without_turn(queue, key)
-        if waiting and not self.over_limit(users, key, waiting[0].weight):
-            waiting[0].tag = (self.virtual if begun is None else begun) + waiting[0].cost
-        if not any(entry.key == key for entry in (*queue, *users)):
-            self.numbers.pop(key, None)
+    def limit_of(self, key: str, now: int) -> int | None:
+        """Return how many units an operator allows a key; None if no limit is set."""
+        found = {(limit.kind, limit.key): limit.units for limit in self.limits if limit.until > now}
+        return 0 if ("back", key) in found else found.get(("limit", key), found.get(("each", "")))
 
     def first(self, queue: list[Entry]) -> Entry | None:
         """Return who is granted next; None if no one waits, or all are of keys at their limits."""
@@ -87,13 +68,13 @@ class Turns:
         """Return the tag of the first waiter of a key, or of those without one."""
         return self.start + first.cost if first.tag is None else first.tag
 
-    def goes_first(self, queue: list[Entry], users: list[Entry | Delay], entry: Entry) -> int | None:
+    def goes_first(self, queue: list[Entry], entry: Entry) -> int | None:
         """Return the tag of a new request that goes before all who wait; None if it does not."""
         first, own = self.first(queue), self.waiting(queue, entry.key)
         begun = self.start if own and not entry.key else self.virtual
         head = next((queued for queued in own if queued.tag is not None), None)
         tag = (begun if head is None else self.tag_of(head) - head.cost) + entry.cost
-        if self.over_limit(users, entry.key, entry.weight) or any(self.precedes(other, entry) for other in own):
+        if any(self.precedes(other, entry) for other in own):
             return None
         is_own = first is not None and (first is head if entry.key else not first.key)
         return tag if first is None or is_own or tag < self.tag_of(first) else None

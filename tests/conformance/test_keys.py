@@ -153,6 +153,18 @@ async def test_a_limit_that_an_expired_permit_uses(make_client: MakeClient, engi
     assert await pool.try_acquire(key="a") is not None
 
 
+async def test_a_dead_waiter_holds_up_nobody_of_its_key(make_client: MakeClient, engine: str) -> None:
+    """Of a key at its limit the first waiter may be dead and too heavy: the next one is granted all the same."""
+    client, gone = [await make_client(waiter_lease=0.6) for _ in range(2)]
+    pool = client.semaphore("r", capacity=5, per_key=2)
+    await pool.acquire(key="a")
+    dead = await queue_up(gone.semaphore("r", capacity=5, per_key=2), 1, key="a", weight=2)
+    waiting = await queue_up(pool, 1, key="a")
+    await gone.abandon()
+    assert (await asyncio.wait_for(waiting[0], 10)).key == "a"
+    await cancel(*dead)
+
+
 async def test_who_leaves_costs_its_key_no_turn(client: Redlease) -> None:
     """The next request of a key gets the turn of one that gave up."""
     lock = client.lock("r")

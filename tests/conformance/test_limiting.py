@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from helpers import queue_up, until_waiting
+from helpers import cancel, eventually, queue_up, until_waiting
 
 if TYPE_CHECKING:
     import redis.asyncio
@@ -138,6 +138,7 @@ async def test_a_limit_of_one_key(client: Redlease) -> None:
         assert len(permits) == most
         for permit in permits:
             assert await pool.release(permit)
+    assert await pool.release(await pool.acquire(key="best", weight=3))  # more than `per_key`
     held = await pool.acquire(key="acme")
     waiting = await queue_up(pool, 1, key="acme")
     passing = await pool.acquire(key="other", timeout=0)
@@ -181,6 +182,53 @@ async def test_a_key_that_is_held_back(client: Redlease) -> None:
         granted = await asyncio.wait_for(waiting, 10)
         assert limit.until_ms is not None
         assert granted.granted_at_ms >= limit.until_ms
+
+
+async def test_a_dead_waiter_of_a_limited_key(make_client: MakeClient, engine: str) -> None:
+    """One that is heavier than the limit holds up those behind it until its place lapses, and no longer."""
+    client, gone = [await make_client(waiter_lease=0.6) for _ in range(2)]
+    pool = client.semaphore("r", capacity=10)
+    await pool.limit(2, key="a")
+    dead = await queue_up(gone.semaphore("r", capacity=10), 1, key="a", weight=3)
+    waiting = await queue_up(pool, 1, key="a")
+    await gone.abandon()
+    assert (await asyncio.wait_for(waiting[0], 10)).key == "a"
+    await cancel(*dead)
+
+
+async def test_many_limits_that_are_over(client: Redlease) -> None:
+    """They stop nobody, however many ended before the one that is asked about."""
+    pool = client.semaphore("r", capacity=3)
+    await asyncio.gather(*(pool.hold_back(f"k{number}", 0.3) for number in range(150)))
+    await pool.hold_back("last", 0.3)
+    assert await pool.try_acquire(key="last") is None
+    (until_ms,) = (limit.until_ms for limit in (await pool.inspect()).limits if limit.key == "last")
+    assert until_ms is not None
+
+    async def is_over() -> bool:
+        return (await pool.inspect()).server_time_ms > until_ms
+
+    await eventually(is_over)
+    assert await pool.try_acquire(key="last") is not None
+
+
+@pytest.mark.of_tasks
+@pytest.mark.parametrize("engine", ["valkey9"])
+async def test_a_thousand_limits_of_keys_hide_nothing(client: Redlease, engine: str) -> None:
+    """The holders are listed beside them, and what limits took is free again when they are over."""
+    pool = client.semaphore("r", capacity=20)
+    permit = await pool.acquire()
+    await asyncio.gather(*(pool.hold_back(f"k{number}", 1) for number in range(1100)))
+    await pool.limit(2, until=1)
+    snapshot = await pool.inspect()
+    assert [holder.ticket for holder in snapshot.holders] == [permit.ticket]
+    assert (snapshot.in_use, len(snapshot.limits)) == (1, 1101)
+
+    async def are_over() -> bool:
+        return not (await pool.inspect()).limits
+
+    await eventually(are_over)
+    assert (await pool.inspect()).in_use == 1
 
 
 async def test_everything_is_held_back(client: Redlease) -> None:

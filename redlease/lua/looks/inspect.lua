@@ -17,21 +17,23 @@ local after_score, after_entry = string.match(ARGV[7], '^(%S+) (.*)$')
 read('')
 --#include queue
 local PAGE = 50 * BATCH
+local function is_limit(name)
+  return string.find(name, '^\255%a')
+end
 local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'WITHSCORES', 'LIMIT', 0, BATCH * 10)
 local delay = #lapsed > 0 and tonumber(call('HGET', state, 'y') or 0) or 0
 for i = 1, #lapsed, 2 do
   local text = call('HGET', state, 't' .. lapsed[i])
-  if string.byte(lapsed[i]) == 255 or lapsed[i + 1] + delay <= now then used = used - (text and parse(text) or 1) end
+  local is_over = string.byte(lapsed[i]) == 255 or lapsed[i + 1] + delay <= now
+  if is_over and not is_limit(lapsed[i]) then used = used - (text and parse(text) or 1) end
 end
 
 -- The limits of the resource: what they keep from others, nobody uses.
 local limits, names = {}, {'\255limit', '\255pause', '\255back', '\255each'}
 for i, text in ipairs(call('HMGET', state, 't' .. names[1], 't' .. names[2], 't' .. names[3], 't' .. names[4])) do
-  local ends = text and tonumber(call('ZSCORE', holders, names[i]) or 0)
-  if ends and ends > now then
-    limits[#limits + 1], limits[#limits + 2], limits[#limits + 3] = names[i], ends, text
-    used = used - parse(text)
-  end
+  local ends = text and tonumber(call('ZSCORE', holders, names[i]) or 0) or 0
+  if ends > 0 then used = used - parse(text) end
+  if ends > now then limits[#limits + 1], limits[#limits + 2], limits[#limits + 3] = names[i], ends, text end
 end
 
 -- The rank of the first live holder after the previous page; the last holder of that page may be gone or renewed since.
@@ -43,7 +45,7 @@ if after_deadline then
     first = math.max(first, call('ZCOUNT', holders, '-inf', format('(%.17g', after_deadline)))
   end
 end
-local held, listed = {}, 0
+local held, listed, permits = {}, 0, 0
 local live = most_holders > 0 and call('ZRANGE', holders, first, first + math.min(most_holders, PAGE) - 1, 'WITHSCORES') or {}
 for i = 1, #live, 2 do
   if bytes <= 0 then break end
@@ -51,8 +53,9 @@ for i = 1, #live, 2 do
   after_deadline, after_ticket = tonumber(live[i + 1]), live[i]
   held[#held + 1], held[#held + 2], held[#held + 3] = after_ticket, after_deadline, text
   bytes, listed = bytes - #after_ticket - #text, listed + 1
+  if not is_limit(after_ticket) then permits = permits + 1 end
 end
-local more = listed < most_holders and first + listed < call('ZCARD', holders)
+local more = permits < most_holders and first + listed < call('ZCARD', holders)
 
 local function waiter(ticket)
   local text = call('HGET', state, 't' .. ticket) or ''

@@ -16,10 +16,9 @@ local limit, kept = -1, 0
 for _, kind in ipairs({'limit', 'pause', 'back'}) do
   local name = string.char(255) .. kind
   local weight, its_limit = string.match(call('HGET', state, 't' .. name) or '', '^(%d+) 0 (%d+)')
-  if weight and tonumber(call('ZSCORE', holders, name) or 0) > now then
-    kept, its_limit = kept + weight, tonumber(its_limit)
-    if limit < 0 or its_limit < limit then limit = its_limit end
-  end
+  local ends = weight and tonumber(call('ZSCORE', holders, name) or 0) or 0
+  if ends > 0 then kept = kept + weight end
+  if ends > now and (limit < 0 or tonumber(its_limit) < limit) then limit = tonumber(its_limit) end
 end
 
 -- A holder whose lease has ended counts while its lock delay lasts; an entry that stands for a delay counts and holds nothing.
@@ -28,11 +27,11 @@ local live = call('ZRANGEBYSCORE', holders, format('(%d', now - delay), '+inf', 
 for i = 1, #live, 2 do
   local weight, its_fence, since = string.match(call('HGET', state, 't' .. live[i]) or '', '^(%d+) (%d+) %d+ (%d+)')
   local counts, since_ms = tonumber(live[i + 1]) > now, tonumber(since or 0)
-  if counts or string.byte(live[i]) ~= 255 then units = units + (weight or 1) end
+  local is_limit = string.find(live[i], '^\255%a')
+  if not is_limit and (counts or string.byte(live[i]) ~= 255) then units = units + (weight or 1) end
   if counts and its_fence ~= '0' and (held_since == 0 or since_ms < held_since) then held_since = since_ms end
 end
-units = #live >= 2 * most and call('ZCARD', holders) + (was[3] or 0) or units
-units = math.max(0, units - kept)
+if #live >= 2 * most then units = math.max(0, call('ZCARD', holders) + (was[3] or 0) - kept) end
 
 local waiting = call('ZCARD', queue)
 local lapses = waiting > 0 and call('ZRANGEBYSCORE', waiters, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]

@@ -124,7 +124,7 @@ local function grant_waiting()
       reaped, budget = true, budget + 1 - reap(budget)
     elseif not lapses then
       remove_waiter(head)
-    elseif weight > capacity or (key and turns.limit > 0 and weight > turns.limit) then
+    elseif weight > capacity or (key and turns.is_heavy(key, weight)) then
       remove_waiter(head)
       publish_to_sharers(place, request, 'm', ' ' .. (weight > capacity and capacity or turns.limit))
     elseif key and turns.park(entry, key, weight) then -- it is the next key's turn

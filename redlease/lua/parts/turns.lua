@@ -62,11 +62,20 @@ end
 -- Returns how many units a key may have: 0 while it is held back, else its own limit, that for each key, or the declared one.
 local function limit_of(key)
   if turns.limits > 0 then
-    if call('HGET', state, 't\255back ' .. key) then return 0 end
-    local _, _, units = parse(call('HGET', state, 't\255limit ' .. key) or call('HGET', state, 't\255each') or '')
-    if units then return tonumber(units) end
+    for _, name in ipairs({'\255back ' .. key, '\255limit ' .. key, '\255each'}) do
+      local ends = call('ZSCORE', holders, name)
+      if ends and tonumber(ends) > now then
+        local _, _, units = parse(call('HGET', state, 't' .. name) or '')
+        return tonumber(units)
+      end
+    end
   end
   return turns.limit > 0 and turns.limit
+end
+
+-- Returns whether a weight is more than its key may ever have; a limit of an operator may allow it more for now.
+function turns.is_heavy(key, weight)
+  return turns.limit > 0 and weight > turns.limit and limit_of(key) < weight
 end
 
 local function over_limit(key, held, weight)
@@ -81,15 +90,14 @@ function turns.remove(ticket)
 end
 
 -- Returns the first of a key's other waiters that lives and may ever fit, with its weight, and removes those before it.
-local function next_of_rest(number)
+local function next_of_rest(key, number)
   for _ = 1, BATCH do
     local member = first_of_rest(number)
     if not member then return end
     local ticket = turns.ticket(member)
     local weight, _, _, _, place, request = parse(call('HGET', state, 't' .. ticket) or '')
     local lives = weight and lasts(place, request)
-    local is_heavy = turns.limit > 0 and (weight or 0) > turns.limit
-    if lives and not is_heavy then return member, weight end
+    if lives and not turns.is_heavy(key, weight) then return member, weight end
     if lives then publish_to_sharers(place, request, 'm', ' ' .. turns.limit) end
     call('ZREM', queue, member)
     call('HDEL', state, 't' .. ticket)
@@ -102,7 +110,7 @@ end
 -- Stores a key; one without a first waiter gets one, from that virtual time on, if it is below its limit.
 local function write_key(key, held, number, head, from)
   local member, weight
-  if head == '' then member, weight = next_of_rest(number) end
+  if head == '' then member, weight = next_of_rest(key, number) end
   if member and not over_limit(key, held, weight) then
     local _, _, share = turns.of(turns.ticket(member))
     call('ZADD', queue, score_of(from + cost(weight, share)), member)
