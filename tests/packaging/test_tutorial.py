@@ -45,8 +45,9 @@ def script(page: list[Block]) -> str:
             lines.append(f"printf %s {shlex.quote(block.text)} >{block.file}")
         lines.append(f"echo '{MARK} {block.number}'")
         for command in commands(block) if block.language == "console" else []:
-            crashed = "[ $? -gt 128 ] || " if command == MAY_CRASH else ""
-            lines += [command, f"[ $? = 0 ] || {crashed}{{ echo 'failed:' {shlex.quote(command)}; exit 1; }}"]
+            crashed = "[ $status -gt 128 ] || " if command == MAY_CRASH else ""
+            failed = f"{{ echo 'failed:' {shlex.quote(command)}; exit 1; }}"
+            lines += [command, f"status=$?; [ $status = 0 ] || {crashed}{failed}"]
     return "\n".join(lines)
 
 
@@ -116,3 +117,13 @@ def test_the_tutorial_has_a_program_for_each_step() -> None:
     run = " ".join(command for block in page if block.language == "console" for command in commands(block))
     assert [name for name in files if name not in run] == ["train.py"]
     assert "from train import" in next(block.text for block in page if block.file == "main.py")
+
+
+@pytest.mark.parametrize(("ends", "status"), [("kill -ABRT $$", 0), ("exit 1", 1), ("exit 0", 0)])
+def test_a_crash_as_python_goes_down_is_told_from_a_failure(tmp_path: Path, ends: str, status: int) -> None:
+    """Only of the one program that may crash when all is done; whether it was done, its output shows."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{ends}\n")
+    program.chmod(0o755)
+    page = [Block("page", 0, "console", None, f"$ {MAY_CRASH}\n")]
+    assert run(script(page), tmp_path, os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"})[0] == status
