@@ -92,6 +92,7 @@ class Rounds:
         for process in self.processes:
             process.begin(order)
         paths = [process.path for process in self.processes]
+        await begun(paths)  # processes that have just started import for a while
         await asyncio.sleep(draw.uniform(0.05, 0.6))
         since = now()
         await self.strike(draw)
@@ -122,6 +123,13 @@ class Rounds:
             await asyncio.sleep(longest * draw.uniform(1.1, 1.4))
         finally:
             stopped.process.send_signal(signal.SIGCONT)
+
+
+async def begun(paths: list[Path]) -> None:
+    """Wait until a process has recorded something."""
+    async with asyncio.timeout(ROUND_WITHIN):
+        while not any(path.stat().st_size for path in paths):  # noqa: ASYNC110  another process writes it
+            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
