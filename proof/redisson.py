@@ -6,12 +6,12 @@ import asyncio
 import functools
 import itertools
 import random
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from caches import cached, missing
+import maven
+from caches import cached
 from libraries import Library, Plan
 from records import MS, now
 
@@ -33,27 +33,18 @@ JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx128m")
 @functools.cache
 def jars() -> Path:
     """Return the directory with the jars, which Maven fetches when asked for the first time on this machine."""
-    if absent := missing("java", "mvn"):
-        raise RuntimeError(
-            f"Redisson needs {' and '.join(absent)} (Debian: apt-get install default-jre-headless maven)"
-        )
+    maven.require("Redisson")
     return cached(f"redisson-{VERSION}", _fetch)
 
 
 def _fetch(directory: Path) -> None:
-    (directory / "pom.xml").write_text(POM)
-    copy = ["mvn", "--batch-mode", "--quiet", "dependency:copy-dependencies", "-DincludeScope=runtime"]
-    done = subprocess.run(
-        [*copy, f"-DoutputDirectory={directory}"],
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+    pom = directory / "pom.xml"
+    pom.write_text(POM)
+    maven.fetch(
+        "Redisson",
+        *(f"--file={pom}", "dependency:copy-dependencies"),
+        *(f"-DoutputDirectory={directory}", "-DincludeScope=runtime"),
     )
-    if done.returncode != 0:
-        raise RuntimeError(f"Maven could not fetch Redisson: {done.stdout.strip()[-1000:]}")
 
 
 class OfRedisson(Library):

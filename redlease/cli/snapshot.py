@@ -84,15 +84,16 @@ def _head(snapshot: Snapshot) -> str:
 
 def _limit(limit: Limit, snapshot: Snapshot) -> str:
     """Returns a limit as a sentence."""
-    whose = "each key" if limit.kind == "per_key" else "nobody" if limit.key is None else f"key {plain(limit.key)}"
-    what = f"{whose} is granted anything" if whose == "nobody" else f"{whose} is granted nothing"
+    whose = "each key" if limit.kind == "per_key" else limit.key and f"key {plain(limit.key)}"
     if limit.units:
-        what = f"{'everybody together' if whose == 'nobody' else whose} may hold at most {limit.units}"
+        what = f"{whose or 'everybody together'} may hold at most {limit.units}"
+    else:
+        what = f"{whose} is granted nothing" if whose else "nobody is granted anything"
     ends = "until it is lifted"
     if limit.until_ms is not None:
         ends = f"for {_seconds(limit.until_ms - snapshot.server_time_ms)} more"
     why = f": {plain(limit.reason)}" if limit.reason else ""
-    word = {"limit": "limit", "per_key": "limit", "pause": "pause", "hold_back": "held back"}[limit.kind]
+    word = {"per_key": "limit", "hold_back": "held back"}.get(limit.kind, limit.kind)
     return f"  {word} by {plain(limit.owner)}, {ends}: {what}{why}"
 
 

@@ -302,11 +302,9 @@ class Model(ResourceState):
             return 0
         if before:
             del self.limits[name]
-            self.turns.limits = [limit for limit in self.turns.limits if limit is not before]
         limit = Limit(name, int(units or 0), ends, self.now, kind, key)
         if units != "":
             self.limits[name] = limit
-            self.turns.limits += [limit] if limit.of_keys else []
         if limit.of_keys:
             self.look_again(key)
         return ends

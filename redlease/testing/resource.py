@@ -30,7 +30,7 @@ class ResourceState:
         delays: Those that do.
         lasted: How long holds lasted of late whose release others waited for, if there were any.
         turns: The turns that keys take.
-        limits: What outranks the capacity, by name; those of keys are in `turns` too.
+        limits: What outranks the capacity, or the limit of keys, by name.
     """
 
     clock: int = 0
@@ -77,7 +77,12 @@ class ResourceState:
     @property
     def has_keys(self) -> bool:
         """Whether a ticket has a key, or a limit is one of keys."""
-        return bool(self.turns.limits) or any(entry.key for entry in (*self.users(), *self.queue.values()))
+        return self.has_key_limits or any(entry.key for entry in (*self.users(), *self.queue.values()))
+
+    @property
+    def has_key_limits(self) -> bool:
+        """Whether a limit is one of keys, be it over or not."""
+        return any(limit.of_keys for limit in self.limits.values())
 
     def is_live(self, entry: Entry) -> bool:
         """Tell whether the lease of a permit, or one of the places of a waiter, is unexpired."""
@@ -121,7 +126,6 @@ class ResourceState:
         """Remove a limit."""
         limit = self.limits.pop(name)
         if limit.of_keys:
-            self.turns.limits.remove(limit)
             self.look_again(limit.key)
 
     def look_again(self, key: str) -> None:
@@ -197,9 +201,15 @@ class ResourceState:
         if not any(entry.key == key for entry in (*self.queue.values(), *self.users())):
             self.turns.numbers.pop(key, None)
 
+    def limit_of(self, key: str) -> int | None:
+        """Return how many units an operator allows a key; None if no limit is set."""
+        names = (Limit.named("back", key), Limit.named("limit", key), Limit.named("each", ""))
+        found = [self.limits[name] for name in names if name in self.limits]
+        return next((limit.units for limit in found if limit.until > self.now), None)
+
     def over_limit(self, entry: Entry) -> bool:
         """Tell whether the key of a request may not have so many units more."""
-        most = self.turns.limit_of(entry.key, self.now)
+        most = self.limit_of(entry.key)
         most = self.turns.limit or None if most is None else most
         held = sum(user.weight for user in self.users() if user.key == entry.key)
         return bool(entry.key) and most is not None and held + entry.weight > most
@@ -207,12 +217,12 @@ class ResourceState:
     def never_fits(self, queued: Entry, limit: int | None = None) -> bool:
         """Tell whether a weight is more than its key may ever have; a limit of an operator may allow it for now."""
         limit = self.turns.limit if limit is None else limit
-        allowed = self.turns.limit_of(queued.key, self.now) or 0
+        allowed = self.limit_of(queued.key) or 0
         return bool(queued.key) and 0 < limit < queued.weight and allowed < queued.weight
 
     def make_way(self, weight: int, key: str) -> None:
         """Grant the queue before a request is refused or queued, and remove expired permits if it does not fit then."""
-        if key and (self.turns.limit or self.turns.limits):
+        if key and (self.turns.limit or self.has_key_limits):
             self.reap()
             if self.used() < self.capacity:
                 self.give_turn(key)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .entries import Entry, Limit
+    from .entries import Entry
 
 
 @dataclass
@@ -27,7 +27,6 @@ class Turns:
         is_raised: Whether keys that waited at their limit are to be looked at again.
         numbers: In which order the keys came that hold or wait.
         drawn: The last of the numbers.
-        limits: What an operator allows a key, or each, whatever `limit` is.
     """
 
     virtual: int = 0
@@ -36,7 +35,6 @@ class Turns:
     is_raised: bool = False
     numbers: dict[str, int] = field(default_factory=dict)
     drawn: int = 0
-    limits: list[Limit] = field(default_factory=list)
 
     def waiting(self, queue: Iterable[Entry], key: str) -> list[Entry]:
         """Return the waiters of a key, in their order."""
@@ -46,11 +44,6 @@ class Turns:
         """Return the waiters of a key of which none has a turn."""
         waiting = self.waiting(queue, key) if key else []
         return [] if any(queued.tag is not None for queued in waiting) else waiting
-
-    def limit_of(self, key: str, now: int) -> int | None:
-        """Return how many units an operator allows a key; None if no limit is set."""
-        found = {(limit.kind, limit.key): limit.units for limit in self.limits if limit.until > now}
-        return 0 if ("back", key) in found else found.get(("limit", key), found.get(("each", "")))
 
     def first(self, queue: list[Entry]) -> Entry | None:
         """Return who is granted next; None if no one waits, or all are of keys at their limits."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 from pathlib import Path
 
+import maven
 from caches import cached, missing
 
 VERSION = "1.38.0"
@@ -57,13 +57,11 @@ def _fetch(directory: Path) -> None:
     """Put the server's jars and a script that runs them into the directory."""
     pom = directory / "pom.xml"
     pom.write_text(POM)
-    command = ["mvn", "--batch-mode", "--quiet", f"--file={pom}", "dependency:copy-dependencies"]
-    options = [f"-DoutputDirectory={directory / 'lib'}", "-DincludeScope=runtime"]
-    done = subprocess.run(
-        [*command, *options], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
+    maven.fetch(
+        "the server that skips time",
+        *(f"--file={pom}", "dependency:copy-dependencies"),
+        *(f"-DoutputDirectory={directory / 'lib'}", "-DincludeScope=runtime"),
     )
-    if done.returncode != 0:
-        raise RuntimeError(f"Maven could not fetch the server that skips time: {done.stdout.strip()[-1000:]}")
     script = directory / "temporal-test-server"
     script.write_text(SCRIPT)
     script.chmod(0o755)

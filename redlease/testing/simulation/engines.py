@@ -24,8 +24,6 @@ ARE_NUMBERS = {
     "check": (1,),
     "watch": (0,),
 }
-
-
 LABELS = {"acquire": 10, "adopt": 7, "limit": 5}  # where they stand among the arguments: the model keeps none
 
 
