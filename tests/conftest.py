@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import fakeredis
 import pytest
 import redis.asyncio
+from hypothesis import HealthCheck, settings
 
 from redlease import Redlease
 
@@ -33,6 +34,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# A change is refused for what it does, and not for what a run happens to draw, nor for the speed of the machine:
+# `make test` draws the same examples each time, and `make test-long` searches further among others.
+settings.register_profile(
+    "same", max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("search", max_examples=20_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("same")
 
 _numbers = itertools.count(1)
 

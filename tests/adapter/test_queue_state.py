@@ -240,7 +240,7 @@ class Against(RuleBasedStateMachine):
 
 
 TestAgainst = Against.TestCase
-TestAgainst.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAgainst.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_a_release_that_comes_before_its_request() -> None:

@@ -250,7 +250,5 @@ TestComparison.settings = settings(
     max_examples=25,
     phases=[Phase.generate],
     stateful_step_count=30,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )

@@ -181,7 +181,5 @@ TestGeneralMachine.__doc__ = "So they do on the general path, which the fast one
 TestMachine.settings = TestGeneralMachine.settings = settings(
     max_examples=25,
     stateful_step_count=25,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
