@@ -291,10 +291,11 @@ class Tickets:
 
     # The resource as a whole
 
-    async def names(self) -> AsyncGenerator[str, None]:
+    async def names(self) -> AsyncGenerator[set[str], None]:
         """Yields the names of all resources that the masters know under the prefix, each once, in no order.
 
-        Found by SCAN, so that no command keeps a server busy; what comes or goes meanwhile may be missing.
+        Found by SCAN, so that no command keeps a server busy; what comes or goes meanwhile may be missing. What one
+        SCAN finds comes together, and may be nothing.
         """
         seen: set[str] = set()  # SCAN may return a key twice, and so may two masters while a slot moves
         async with self.masters() as masters:
@@ -302,8 +303,7 @@ class Tickets:
                 async for keys in master.scan(keys_pattern(self._prefix, "{*}:state")):
                     found = {name for key in keys if (name := Resource.named_by(self._prefix, key))} - seen
                     seen |= found
-                    for name in found:
-                        yield name
+                    yield found
 
     def masters(self) -> AbstractAsyncContextManager[list[Master]]:
         """Returns every master, for plain commands on connections of their own, which the end of the block closes."""

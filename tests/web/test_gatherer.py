@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis.asyncio
 
-from redlease import Redlease
+from redlease import Redlease, clock
 from redlease.primitives.overview import Overview
 from redlease.web import gatherer as gathering
 from redlease.web.gatherer import Gatherer, Viewer
@@ -19,7 +19,7 @@ from redlease.web.gatherer import Gatherer, Viewer
 from helpers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from conftest import OwnServer
 
@@ -168,6 +168,28 @@ async def test_an_outage_is_told_and_its_end_too(own_server: OwnServer, prefix: 
             await sent(viewer, lambda newest: newest.get("status", {}).get("reachable"))
             await client.lock("invoice").acquire(ticket="after")
             await sent(viewer, lambda newest: "after" in str(newest.get("detail")))
+
+
+async def test_a_search_that_an_outage_stretches_delays_no_other(
+    client: Redlease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New names are looked for ten seconds later again, however long the server was away during the last search."""
+    now_ms = 1_000_000.0
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
+    names = client.tickets.names
+
+    async def stretched() -> AsyncGenerator[set[str], None]:
+        nonlocal now_ms
+        now_ms += 14_000
+        async for found in names():
+            yield found
+
+    monkeypatch.setattr(client.tickets, "names", stretched)
+    overview = Overview(client.tickets)
+    await overview.look()
+    await client.lock("after").acquire()
+    now_ms += 10_001
+    assert [summary.resource for summary in await overview.look()] == ["after"]
 
 
 async def test_an_error_that_nobody_thought_of_ends_nothing(

@@ -49,10 +49,11 @@ async def check_leases(client: Redlease) -> Finding:
     """Looks for permits that have missed two renewals: a hold renews three times in a lease."""
     names: list[str] = []
     async with aclosing(client.tickets.names()) as found:
-        async for name in found:
-            names.append(name)
-            if len(names) == RESOURCES_MOST:
+        async for some in found:
+            names += some
+            if len(names) >= RESOURCES_MOST:
                 break
+    del names[RESOURCES_MOST:]
     tickets = client.tickets
     looks = (
         tickets.inspect(tickets.resource(name), declared=UNDECLARED, limit=HOLDERS_MOST, counted=0) for name in names
