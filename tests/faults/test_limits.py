@@ -33,6 +33,7 @@ def in_use_at_each_grant(entries: list[HistoryEntry]) -> Iterator[tuple[int, int
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(150)
 @pytest.mark.parametrize("engine", ["valkey9"])
 async def test_a_hundred_clients_keep_to_a_limit(client: Redlease, servers: Servers, prefix: str, engine: str) -> None:
     """From the moment in which it is set until it ends no grant exceeds it, whoever is killed or declares more."""

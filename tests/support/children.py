@@ -27,7 +27,7 @@ class Child:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
-    async def event(self, name: str, within: float = 15.0) -> dict[str, Any]:
+    async def event(self, name: str, within: float = 45.0) -> dict[str, Any]:
         """Wait for the next thing that the process says, which must be this."""
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), within)

@@ -37,13 +37,13 @@ class WorkerProcess(Child):
         """Wait until the worker polls."""
         await self.event("ready", within)
 
-    async def event(self, name: str, within: float = 15.0) -> dict[str, Any]:
+    async def event(self, name: str, within: float = 45.0) -> dict[str, Any]:
         """Wait for the first thing of this name that the process has said and nobody took; others are left in order."""
         found = await self._take(lambda said: said["event"] == name, within)
         assert found is not None, f"the worker did not say {name!r} but {self._said}; {self.errors()}"
         return found
 
-    async def next(self, within: float = 15.0) -> dict[str, Any]:
+    async def next(self, within: float = 45.0) -> dict[str, Any]:
         """Wait for the first thing that the process has said and nobody took, whatever it is."""
         found = await self._take(lambda _: True, within)
         assert found is not None, f"the worker said nothing; {self.errors()}"
