@@ -123,7 +123,8 @@ class RealClock:
             for name, args in drawn:
                 reply, noted, state = next(replies), next(replies), next(replies)
                 seconds, micros, exists = map(int, noted.split())
-                if state[1] - (seconds * 1000 + micros // 1000) >= IDLE_MS:
+                # Or the machine's clock was set back between the call and the look.
+                if not 0 <= state[1] - (seconds * 1000 + micros // 1000) < IDLE_MS:
                     self.stalls += 1
                     return
                 try:
