@@ -17,6 +17,8 @@ from redlease.protocol.replies import LimitSet
 from redlease.session.watching import snapshots_of
 from redlease.tickets import Tickets
 
+RELEASED_AT_ONCE = 100  # permits of others, each of which costs a message
+
 
 class ResourceControl:
     """Operations on a resource as a whole: the base of the primitives."""
@@ -230,14 +232,20 @@ class ResourceControl:
         while True:
             snapshot = await self.inspect()
             waiters = snapshot.waiters if queue else ()
-            freed += sum(await asyncio.gather(*(self._force_release(waiter.ticket, "") for waiter in waiters)))
+            freed += await self._force_all([(waiter.ticket, "") for waiter in waiters])
             if len(waiters) == snapshots.SNAPSHOT_LIMIT:
                 continue  # there may be more waiters: a freed holder would grant one of them
-            freed += sum(
-                await asyncio.gather(*(self._force_release(held.ticket, held.fence) for held in snapshot.holders))
-            )
+            freed += await self._force_all([(held.ticket, held.fence) for held in snapshot.holders])
             if len(snapshot.holders) < snapshots.SNAPSHOT_LIMIT:
                 return freed
+
+    async def _force_all(self, permits: list[tuple[str, int | Literal[""]]]) -> int:
+        """Releases them in batches: a server sets 16 kB aside for each message to the client whose call it runs."""
+        freed = 0
+        for first in range(0, len(permits), RELEASED_AT_ONCE):
+            batch = permits[first : first + RELEASED_AT_ONCE]
+            freed += sum(await asyncio.gather(*(self._force_release(*permit) for permit in batch)))
+        return freed
 
     async def _force_release(self, ticket: str, fence: int | Literal[""]) -> bool:
         terms = self._terms

@@ -53,8 +53,7 @@ def operation(
 def stripped(lua: str) -> str:
     """Returns Lua without comment lines and indentation.
 
-    The server keeps every text. And one of 32 kB or more makes it read larger parts of the connection, all of whose
-    calls it runs before it sends their replies.
+    The server keeps every text, and reads as much of a connection at a time as it once needed for one.
     """
     lines = (line.strip() for line in lua.splitlines())
     return "".join(f"{line}\n" for line in lines if line and not line.startswith("--"))
