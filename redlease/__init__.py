@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .client import Redlease
     from .guards.redis import Guard
     from .hold import Hold, HoldRequest
-    from .limits import Duration
+    from .limits import Duration, Rate
     from .models import HistoryEntry, Limit, Permit, Position, Snapshot, Waiter
     from .options import Durability, OnLost
     from .primitives.all_of import AllRequest, Holds
@@ -51,6 +51,7 @@ __all__ = [
     "Position",
     "QueueFull",
     "RWLock",
+    "Rate",
     "Redlease",
     "RedleaseError",
     "Retry",
@@ -84,6 +85,7 @@ _LATER = {
     "Permit": "models",
     "Position": "models",
     "RWLock": "primitives.rwlock",
+    "Rate": "limits",
     "Redlease": "client",
     "Retry": "primitives.sequence",
     "Semaphore": "primitives.semaphore",

@@ -1,4 +1,4 @@
-"""The limits of parameters, and checks that raise `ValueError`. Pure, so that it can run in a workflow sandbox."""
+"""Types of parameters, their limits, and checks that raise `ValueError`. Pure: workflow code imports it too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import re
 import reprlib
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from .models import Permit
@@ -25,6 +26,7 @@ PRIORITY_MAX = 100
 KEY_BYTES_MAX = 256
 REASON_BYTES_MAX = 1024
 SHARE_MIN, SHARE_MAX = 0.001, 1000
+RATE_MAX = 1_000_000
 LEASE_MS_MIN = 10
 FENCE_MAX = 2**53 - 1  # what a double holds exactly: Lua has no other numbers
 DURATION_MS_MAX = 366 * 24 * 3600 * 1000
@@ -173,3 +175,39 @@ def milliseconds(what: str, duration: Duration, low: int = 0) -> int:
         bounds = f"from {low / 1000:g} s to {DURATION_MS_MAX // 1000:,} s"
         raise ValueError(f"{what} must be {bounds}, not {_shown.repr(duration)}")
     return math.ceil(round(seconds * 1000, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How many grants there may be in a time: over any T seconds at most `burst` + `limit` / `per` * T.
+
+    A burst of 1 keeps any two grants apart, and who is late for a token loses the time. With more, tokens gather
+    meanwhile, so that the rate is reached. The server counts in whole ms: for more than 1,000 grants a second let the
+    burst be at least those of 2 ms.
+
+    Attributes:
+        limit: How many grants.
+        per: In so many seconds.
+        burst: How many may come at once after a pause.
+
+    Example:
+        >>> vendor = client.semaphore("vendor", capacity=5, rate=Rate(100, per=60, burst=20))
+    """
+
+    limit: int
+    per: Duration = 1.0
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        checked_count("limit of Rate", self.limit, 1, RATE_MAX)
+        per_ms = milliseconds("per of Rate", self.per, 1)
+        checked_count("burst of Rate", self.burst, 1, RATE_MAX)
+        if self.burst * per_ms > self.limit * DURATION_MS_MAX:
+            raise ValueError(
+                f"the burst of Rate, {self.burst}, would take more than 366 days to gather: let it be smaller"
+            )
+
+    @property
+    def packed(self) -> str:
+        """How acquire takes it: µs between two grants, rounded up, and the burst."""
+        return f"{-(-milliseconds('per', self.per) * 1000 // self.limit)}:{self.burst}"

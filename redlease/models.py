@@ -74,14 +74,14 @@ class Position:
     Attributes:
         place: 1 if it is granted next, 2 after one other, and so on; 0 if it holds a permit.
         estimated_wait: About how many seconds it will wait; None if nothing is known yet. It assumes that holds last as
-            long as those did, on average, whose release others waited for last.
+            long as those did, on average, whose release others waited for last, and is no less than rates allow.
     """
 
     place: int
     estimated_wait: float | None
 
 
-LimitKind = Literal["limit", "per_key", "pause", "hold_back"]
+LimitKind = Literal["limit", "per_key", "pause", "hold_back", "rate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,8 @@ class Limit:
     """How many units may be held until it ends or is lifted, whatever processes declare.
 
     Attributes:
-        kind: The method that set it; "per_key" if that was `limit(per_key=...)`.
+        kind: The method that set it; "per_key" if that was `limit(per_key=...)`, and "rate" if the rate of the resource
+            allows the next grant only when this ends.
         units: How many; 0 for a pause, and while something is held back.
         key: Of the key that it is for; None for the whole resource, and for each key.
         since_ms: When it was set.
@@ -140,7 +141,7 @@ class Snapshot:
     @property
     def allowed(self) -> int:
         """How many units may be held in all: the capacity, unless a limit allows fewer."""
-        units = [limit.units for limit in self.limits if limit.key is None and limit.kind != "per_key"]
+        units = [limit.units for limit in self.limits if limit.key is None and limit.kind not in {"per_key", "rate"}]
         return min([self.capacity, *units])
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from redlease.protocol.arguments import WITHOUT_KEY, Terms, Turn
 
 from . import limits
-from .limits import Duration
+from .limits import Duration, Rate
 from .protocol import arguments
 
 
@@ -46,6 +46,15 @@ def own_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
+def _packed(parameter: str, rate: Rate | Literal[0]) -> str:
+    """Returns how acquire takes a rate, or 0 for none."""
+    if isinstance(rate, Rate):
+        return rate.packed
+    if rate != 0 or type(rate) is not int:
+        raise ValueError(f"{parameter} must be a Rate, or 0 for none, not {rate!r}")
+    return "0"
+
+
 def changed_terms(
     terms: Terms,
     *,
@@ -59,6 +68,8 @@ def changed_terms(
     history: int | None = None,
     per_key: int | None = None,
     durability: Durability | None = None,
+    rate: Rate | Literal[0] | None = None,
+    per_key_rate: Rate | Literal[0] | None = None,
 ) -> Terms:
     """Returns the terms, changed by the parameters that are given; raises ValueError for a wrong one."""
     counts = {
@@ -82,6 +93,11 @@ def changed_terms(
         changes["idle_ttl_ms"] = limits.milliseconds("idle_ttl", idle_ttl, 1)
     if lock_delay is not None:
         changes["lock_delay_ms"] = limits.checked_lock_delay(lock_delay, changes.get("idle_ttl_ms", terms.idle_ttl_ms))
+    changes |= {
+        parameter: _packed(parameter, given)
+        for parameter, given in (("rate", rate), ("per_key_rate", per_key_rate))
+        if given is not None
+    }
     if durability is not None:
         if not isinstance(durability, Durability):
             raise ValueError(f"durability must be a Durability, not {durability!r}")

@@ -23,7 +23,7 @@ from .errors import RedleaseError
 from .hold import lease_lost, lease_of
 from .models import HistoryEntry, LimitKind, Position, Snapshot
 from .protocol import scripts
-from .protocol.arguments import AcquireRequest, Terms, label, pack_terms
+from .protocol.arguments import WITHOUT_KEY, AcquireRequest, Terms, Turn, label, pack_terms
 from .protocol.encoding import Resource, keys_pattern, pack
 from .protocol.histories import PAGE_ENTRIES, read_entries
 from .protocol.replies import (
@@ -47,6 +47,7 @@ from .transport.replication import Demand, Replication
 
 __all__ = [
     "GONE",
+    "WITHOUT_KEY",
     "AcquireRequest",
     "Adopted",
     "Freed",
@@ -62,6 +63,7 @@ __all__ = [
     "Terms",
     "Tickets",
     "Totals",
+    "Turn",
     "label",
     "lease_lost",
     "lease_of",

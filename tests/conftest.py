@@ -38,7 +38,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # A change is refused for what it does, and not for what a run happens to draw, nor for the speed of the machine:
 # `make test` draws the same examples each time, and `make test-long` searches further among others.
 settings.register_profile(
-    "same", max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "same", max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("search", max_examples=20_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")

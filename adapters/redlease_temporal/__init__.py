@@ -6,9 +6,10 @@ Workflow code imports from here; the worker and the client take their plugin fro
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from redlease import limits
-from redlease.limits import Duration
+from redlease.limits import Duration, Rate
 from redlease.models import Permit, Position, Snapshot, Waiter
 
 from .admission.rule import WorkflowConcurrencyLimitExceeded, concurrency
@@ -16,7 +17,17 @@ from .backends.coordinator.backend import CoordinatorBackend
 from .backends.nexus.backend import NexusBackend
 from .backends.redis.backend import RedisBackend
 from .backends.slots.backend import SlotBackend
-from .errors import AcquireTimeout, LeaseLost, LockError, QueueFull, Unavailable, Withdrawn, misuse, misused
+from .errors import (
+    AcquireTimeout,
+    LeaseLost,
+    LockError,
+    QueueFull,
+    Unavailable,
+    Withdrawn,
+    misuse,
+    misused,
+    without_turns,
+)
 from .payloads.locks import Terms
 from .sequence.api import SequenceFailed, sequence
 from .workflow_side.all_of import AllRequest, Holds, all_of
@@ -37,6 +48,7 @@ __all__ = [
     "Position",
     "QueueFull",
     "RWLock",
+    "Rate",
     "Semaphore",
     "SequenceFailed",
     "Snapshot",
@@ -67,15 +79,6 @@ def _backend(name: str, terms: Terms, endpoint: str | None = None) -> Backend:
     return BACKENDS[name](terms)
 
 
-def _terms(name: str, capacity: int, lease: Duration, max_waiters: int | None) -> Terms:
-    return Terms(
-        misuse(limits.checked_text, "resource name", name, limits.NAME_BYTES_MAX),
-        misuse(limits.checked_count, "capacity", capacity),
-        misuse(limits.milliseconds, "lease", lease, limits.LEASE_MS_MIN),
-        None if max_waiters is None else misuse(limits.checked_count, "max_waiters", max_waiters, 0),
-    )
-
-
 def lock(
     name: str,
     *,
@@ -98,7 +101,7 @@ def lock(
     Raises:
         ValueError: A parameter is wrong. It is an `ApplicationError` too, and fails the run.
     """
-    terms = _terms(name, 1, lease, max_waiters)
+    terms = misuse(Terms.checked, name, 1, lease, max_waiters)
     return Lock(terms, _backend(backend, terms, endpoint))
 
 
@@ -108,6 +111,9 @@ def semaphore(
     *,
     lease: Duration = 30.0,
     max_waiters: int | None = None,
+    per_key: int | None = None,
+    rate: Rate | Literal[0] | None = None,
+    per_key_rate: Rate | Literal[0] | None = None,
     backend: str = "redis",
     endpoint: str | None = None,
 ) -> Semaphore:
@@ -118,16 +124,24 @@ def semaphore(
         capacity: Units that may be held at once. A value that differs from the one last declared replaces it.
         lease: How long a permit stays valid without renewal, in seconds or as a timedelta.
         max_waiters: `QueueFull` is raised at once when so many wait.
-        backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Semaphores of different backends do
-            not exclude each other.
+        per_key: Units that requests with one `key` may hold at once; 0 for no such limit. A key at its limit does not
+            hold up others. None leaves the setting of the resource as it is, here and in the next two.
+        rate: How many grants there may be in a time, as a `Rate`; 0 for no such limit.
+        per_key_rate: The same for the requests of one key.
+        backend: What keeps it: "redis", or without Redis "slots" or "coordinator", which know neither keys nor rates.
+            Semaphores of different backends do not exclude each other.
         endpoint: The Nexus endpoint of a lock service, perhaps in another namespace, whose semaphore it is; `backend`
             does not count then.
 
     Raises:
         ValueError: A parameter is wrong. It is an `ApplicationError` too, and fails the run.
     """
-    terms = _terms(name, capacity, lease, max_waiters)
-    return Semaphore(terms, _backend(backend, terms, endpoint))
+    turns = {"per_key": per_key, "rate": rate, "per_key_rate": per_key_rate}
+    terms = misuse(Terms.checked, name, capacity, lease, max_waiters, **turns)
+    kept_by = _backend(backend, terms, endpoint)
+    if not kept_by.has_turns and any(each is not None for each in turns.values()):
+        raise without_turns(name, kept_by.name)
+    return Semaphore(terms, kept_by)
 
 
 def rwlock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, backend: str = "redis") -> RWLock:
@@ -146,7 +160,7 @@ def rwlock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None,
         ValueError: A parameter is wrong, or the backend is "slots", on which a permit is one unit. It is an
             `ApplicationError` too, and fails the run.
     """
-    terms = _terms(name, limits.CAPACITY_MAX, lease, max_waiters)
+    terms = misuse(Terms.checked, name, limits.CAPACITY_MAX, lease, max_waiters)
     if backend == SlotBackend.name:
         message = (
             f"resource {name!r}: backend='slots' has no read-write locks, as a slot is one unit and a writer holds "

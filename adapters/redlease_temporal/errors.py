@@ -69,6 +69,12 @@ def misused(message: str) -> MisuseError:
     return MisuseError(message)
 
 
+def without_turns(resource: str, backend: str) -> MisuseError:
+    """The error for a key, a share or a rate on a backend that has none."""
+    message = f"resource {resource!r}: backend={backend!r} has no keys, shares or rates: they need backend='redis'"
+    return misused(message)
+
+
 def misuse(call: Any, *args: Any, **named: Any) -> Any:
     """Returns the result of a check; raises its ValueError so that the workflow run fails, not its workflow task."""
     try:

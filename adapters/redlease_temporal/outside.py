@@ -71,11 +71,7 @@ def semaphore(
     plugins = [plugin for plugin in client.config().get("plugins", ()) if isinstance(plugin, RedleasePlugin)]
     if not plugins:
         raise ValueError("connect the client with plugins=[RedleasePlugin(...)], which knows where slots run")
-    terms = Terms(
-        limits.checked_text("resource name", name, limits.NAME_BYTES_MAX),
-        limits.checked_count("capacity", capacity),
-        limits.milliseconds("lease", lease, limits.LEASE_MS_MIN),
-    )
+    terms = Terms.checked(name, capacity, lease)
     if capacity > slots.CAPACITY_MAX:
         raise ValueError(f"capacity is at most {slots.CAPACITY_MAX} on slots, of which each is a workflow")
     return SlotSemaphore(client, plugins[0].internal_queue(client), terms)

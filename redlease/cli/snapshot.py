@@ -84,6 +84,11 @@ def _head(snapshot: Snapshot) -> str:
 
 def _limit(limit: Limit, snapshot: Snapshot) -> str:
     """Returns a limit as a sentence."""
+    if limit.kind == "rate":
+        left_ms = (limit.until_ms or 0) - snapshot.server_time_ms
+        return (
+            f"  rate: {f'key {plain(limit.key)}' if limit.key else 'everybody'} waits {_seconds(left_ms)} for a token"
+        )
     whose = "each key" if limit.kind == "per_key" else limit.key and f"key {plain(limit.key)}"
     if limit.units:
         what = f"{whose or 'everybody together'} may hold at most {limit.units}"

@@ -3,9 +3,10 @@
 -- ARGV: tag ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label key
 --       (arrival: > 0: the sequence it had before, to queue again at that position; 0: at the tail; < 0: minus the rank at
 --       which the search for dead waiters continues if the queue is full; a leading "+": it was queued before, so it does not
---       declare its capacity again; weight: or "weight priority lock_delay_ms history per_key share": for each step of the
+--       declare its capacity and settings again; weight: or "weight priority lock_delay_ms history per_key share rate key_rate": for each step of the
 --       priority it queues ten places ahead of the tail; the delay, how many entries of history to keep, and how many units one
---       key may have (0: any number) become those of the resource unless empty; key: left out if it has none, see parts/turns.lua;
+--       key may have (0: any number) become those of the resource unless empty, as do the rate, "interval_us:burst" or 0 for none, and
+--       after it the rate of each key; key: left out if it has none, see parts/turns.lua;
 --       waiter_lease_ms 0: never queue; max_waiters -1: no limit)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
@@ -17,7 +18,7 @@ local is_plain = ARGV[6] == '1' and not ARGV[13]
 
 -- What is usual: a new ticket of weight 1, on a resource without state or with the declared capacity unchanged; no tombstone,
 -- no watcher, no history, and no expiry of the keys to extend. Same effect as the general path after it.
-local was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g')
+local was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g', 'r')
 local fence = clock[1] * 1000000 + clock[2]
 if is_plain and not was[6] and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
   local deadline, its_fence = now + lease, format('%d', fence)
@@ -29,7 +30,7 @@ if is_plain and not was[6] and call('ZCARD', holders) + call('ZCARD', queue) == 
   call('PEXPIREAT', state, ends)
   return {tag, GRANTED, fence, now, deadline, tonumber(ARGV[8])}
 end
-if is_plain and not was[9] and not was[10] and not was[11] and was[4] == ARGV[8] and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
+if is_plain and not was[9] and not was[10] and not was[11] and not was[12] and was[4] == ARGV[8] and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
   and fence > tonumber(was[1] or 0) and (not was[7] or now >= tonumber(was[7])) and (not was[8] or now >= tonumber(was[8])) then
   local capacity, used, waiting = tonumber(was[3]), call('ZCARD', holders) + (was[2] or 0), call('ZCARD', queue)
   local since = format('%d', now)
@@ -58,29 +59,56 @@ if is_plain and not was[9] and not was[10] and not was[11] and was[4] == ARGV[8]
 end
 
 --#include state
+--#include grants
 local weight, wanted, priority, share_of_key, key = tonumber(ARGV[6]), tonumber(ARGV[8]), 0, 1, ARGV[13]
 read(ticket)
 turns.key = key
 local buried = tombstones > now and call('ZSCORE', waiters, '!' .. request)
 if buried and math.abs(tonumber(buried)) > now then return {tag, WITHDRAWN} end
 
--- A declaration counts only if it differs from the last one, so that it does not undo a resize.
-local was_declared, was_capacity = 0, capacity
-if declared ~= wanted and (declared == 0 or string.byte(ARGV[5]) ~= 43) then
+-- A declaration counts only if it differs from the last one, so that it does not undo a resize. A copy of a request declares nothing.
+local was_declared, was_capacity, declares = 0, capacity, declared == 0 or string.byte(ARGV[5]) ~= 43
+if record and declared ~= 0 then
+  local _, _, _, _, _, requests = parse(record)
+  if string.find('}' .. requests .. '{', '}' .. request .. '{', 1, true) then declares = false end
+end
+if declared ~= wanted and declares then
   if declared ~= 0 or capacity == 0 then capacity = wanted end
   was_declared, declared = declared, wanted
 end
 if not weight then
-  local its_weight, its_priority, delay, entries, per_key, its_share =
-    string.match(ARGV[6], '^(%d+) (%d+) (%d*) ?(%d*) ?(%d*) ?([%d.]*)$')
+  local its_weight, its_priority, delay, entries, per_key, its_share, its_rate, key_rate =
+    string.match(ARGV[6], '^(%d+) (%d+) (%d*) ?(%d*) ?(%d*) ?([%d.]*) ?([%d:]*) ?([%d:]*)$')
   weight, priority, share_of_key = tonumber(its_weight), tonumber(its_priority), tonumber(its_share) or 1
-  if per_key ~= '' and tonumber(per_key) ~= turns.limit then
-    local is_higher = tonumber(per_key) == 0 or (turns.limit > 0 and tonumber(per_key) > turns.limit)
-    if turns.count > 0 and is_higher then turns.raised = 1 end
-    turns.limit = tonumber(per_key)
-    set('b', per_key)
+  if not declares then delay, entries, per_key, its_rate, key_rate = '', '', '', '', '' end
+  local interval, burst = string.match(key_rate, '^(%d+):?(%d*)$')
+  interval, burst = tonumber(interval), tonumber(burst)
+  per_key = tonumber(per_key) or turns.limit
+  local is_paced = interval and (interval ~= (turns.interval or 0) or burst ~= turns.burst)
+  local is_faster = is_paced and turns.interval and (not burst or interval < turns.interval or burst > turns.burst)
+  if per_key ~= turns.limit or is_paced then
+    local is_higher = turns.limit > 0 and (per_key == 0 or per_key > turns.limit)
+    if (is_higher or is_faster) and turns.count > 0 and call('ZCARD', queue) > 0 then turns.raised = 1 end
+    turns.limit = per_key
+    if interval then turns.interval, turns.burst = burst and interval, burst end
+    set('b', per_key .. (turns.interval and format(' %d %d', turns.interval, turns.burst) or ''))
   end
   if delay ~= '' then set('y', delay) end
+  interval, burst = string.match(its_rate, '^(%d+):?(%d*)$')
+  interval, burst = tonumber(interval), tonumber(burst)
+  if burst and not (rate and rate.interval == interval and rate.burst == burst) then
+    -- The next token comes when it would have, but one new interval from now at the latest; and the burst gathers anew, so that
+    -- processes that declare two rates in turn get no more than the higher one.
+    local tat = 0
+    if rate then
+      local us = clock[1] * 1000000 + clock[2]
+      tat = math.min(math.max(us, rate.tat - (rate.burst - 1) * rate.interval), us + interval) + (burst - 1) * interval
+    end
+    rate = {interval = interval, burst = burst, tat = tat, is_changed = true}
+    set('r', format('%d %d %.0f', interval, burst, tat))
+  elseif interval and rate and not burst then
+    rate.is_changed, rate.is_over = true, true
+  end
   if entries == '0' then
     if was[10] then call('HDEL', state, 'n') end
     was[10] = false
@@ -94,7 +122,7 @@ local function grant()
   make_holder(ticket, weight, lease, place, request, label, now + lease, now)
   if key then
     turns.add(ticket, key, share_of_key, 0)
-    turns.use(key, weight)
+    turns.grant(key, weight)
   end
   commit(now + lease, idle)
   return {tag, GRANTED, fence, now, now + lease, capacity, was_declared}
@@ -103,7 +131,7 @@ end
 -- Free capacity, an empty queue, nothing to reap, except for a history, which tells of losses without delay. The first write is
 -- one that a server out of memory refuses.
 local ahead = call('ZCARD', queue)
-if ahead == 0 and not record and not key and used + weight <= capacity and (capacity == was_capacity or expires == 0)
+if ahead == 0 and not record and not key and not (rate and rate.is_changed) and used + weight <= capacity and (capacity == was_capacity or expires == 0)
   and (not was[10] or call('ZCOUNT', holders, '-inf', now) == 0) then
   return grant()
 end
@@ -117,6 +145,21 @@ local claim = request -- followed by the requests that share its ticket
 -- The last reads before the first write: after them a key of a wrong type can no longer stop the script.
 local lapses, wait = call('ZSCORE', waiters, place), soonest()
 
+local function adapt_rate()
+  local name = string.char(255) .. 'rate'
+  local its_weight = parse(call('HGET', state, 't' .. name) or '')
+  if its_weight then remove_holder(name, its_weight) end
+  if rate.is_over then
+    rate = nil
+    call('HDEL', state, 'r')
+  else
+    rate.is_changed = false
+    await_token()
+  end
+  call('HDEL', state, 'o') -- who is told first is told anew
+  if not rate then publish_to_head() end
+end
+
 local function write(its_fence, since)
   set('t' .. ticket, share.record(weight, its_fence, lease, since, place, claim, label))
 end
@@ -128,7 +171,10 @@ local function held(its_fence, since, was_until)
   call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
   lease_until(ticket, deadline)
   write(its_fence, since)
+  local is_paced = rate and rate.is_changed
+  if is_paced then adapt_rate() end
   if was_until > deadline then publish_to_head() end
+  if is_paced or turns.raised > 0 then grant_waiting() end
   commit(deadline, idle)
   return {tag, GRANTED, tonumber(its_fence), tonumber(since), deadline, capacity, was_declared}
 end
@@ -171,12 +217,13 @@ end
 -- Grant waiters only if an expiry or this call makes it possible; they come before this request. A new declaration is stored
 -- even if it changes no capacity and the request is refused: it would undo a later resize otherwise.
 local more = 0
-if wait == 0 or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2
+if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2 or (rate and rate.is_changed)
   or (record and not queued_since) then
   if not queued_since then call('HSET', state, 'c', capacity) end -- refused when out of memory, which ends the script here
   if capacity ~= was_capacity then
 --#include limits
   end
+  if rate and rate.is_changed then adapt_rate() end
   if record and not queued_since then
     local its_weight, its_fence = parse(record)
     if its_fence ~= '0' then
@@ -246,6 +293,7 @@ elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
   else
     at = ahead
   end
+  tell_first()
   if ahead >= most then return {tag, FULL, ahead, at < ahead and at or 0} end
 end
 if waiter_lease == 0 then return {tag, BUSY, more} end
@@ -268,5 +316,6 @@ if not queued_since then
   new_waiter = new_place or ahead == 0
 end
 write('0', queued_since or format('%d', now))
+replied_to = ticket
 commit(deadline, idle)
-return {tag, QUEUED, its_sequence, before, wait, capacity, was_declared, more, now}
+return {tag, QUEUED, its_sequence, before, told(wait, ticket), capacity, was_declared, more, now}

@@ -23,9 +23,10 @@ call('ZADD', waiters, 'GT', format('%d', deadline), place)
 
 -- The first of a key that is at its limit may have died: nobody else looks, since only who may be granted has a turn.
 if key then turns.use(key, 0) end
-local due = wait == 0 or used < capacity or key
+local due = is_due(wait) or used < capacity or key
 if due then more = grant_waiting() end
+replied_to = ticket
 if due or expires < math.max(now + idle, deadline) then commit(deadline, idle) end
 if due then wait, ahead = soonest(), rank() end
 if not ahead then return {tag, GRANTED} end
-return {tag, QUEUED, ahead, wait, capacity, more}
+return {tag, QUEUED, ahead, told(wait, ticket), capacity, more}

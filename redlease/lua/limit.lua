@@ -19,7 +19,8 @@ turns.key = is_of_keys and key
 --#include queue
 for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, before the first write
 local its_weight = record and parse(record)
-local its_end = tonumber(call('ZSCORE', holders, name) or 0)
+local from = is_of_keys and OF_KEYS or 0
+local its_end = (call('ZSCORE', holders, name) or from) - from
 local deadline = its_end
 if units then
   deadline = string.byte(until_ms) == 64 and tonumber(string.sub(until_ms, 2)) or now + (tonumber(until_ms) or FOR_GOOD_MS)
@@ -31,7 +32,7 @@ if not units then
   remove_holder(name, its_weight)
 else
   local weight = is_of_keys and 0 or math.max(0, capacity - units)
-  lease_until(name, deadline)
+  lease_until(name, from + deadline)
   call('HSET', state, 't' .. name, format('%d 0 %d %d - - ', weight, units, now) .. label)
   if its_end > 0 then
     used, excess = used + weight - its_weight, excess + weight - its_weight
@@ -45,10 +46,12 @@ else
   if is_of_keys then turns.look_again(key) end
 end
 note(units and 'limited' or 'lifted', key, '0', units or 0, 0, label)
-publish_to_head() -- it may end before anything else that a waiter's client knows of
+if key == '' then publish_to_head() else turns.tell_next(key, 0) end -- it may end before anything else that a client knows of
 local more = grant_waiting()
 -- The keys need not outlive a limit any more that has been lifted, or ends earlier now.
-local last, place = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2], call('ZRANGE', waiters, -1, -1, 'WITHSCORES')[2]
+local others = call('ZCOUNT', holders, '-inf', format('(%d', OF_KEYS))
+local last = others > 0 and call('ZRANGE', holders, others - 1, others - 1, 'WITHSCORES')[2]
+local last_of_keys, place = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2], call('ZRANGE', waiters, -1, -1, 'WITHSCORES')[2]
 expires = 0
-commit(math.max(now, last or 0, place or 0, tombstones, watched), idle)
+commit(math.max(now, last or 0, (last_of_keys or 0) - OF_KEYS, place or 0, tombstones, watched), idle)
 return {tag, deadline, more}

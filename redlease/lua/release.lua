@@ -12,8 +12,8 @@ local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV
 
 -- What is usual: the holder's own client releases a live permit of weight 1, and the queue is empty, or its head fits and no
 -- further waiter does; no history is kept. Same effect as the general path after it.
-local was = call('HMGET', state, 'f', 'e', 'c', 'k', 'w', 't' .. ticket, 'h', 'n', 'g')
-if was[6] and not was[8] and not was[9] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + idle and (not was[5] or now >= tonumber(was[5])) then
+local was = call('HMGET', state, 'f', 'e', 'c', 'k', 'w', 't' .. ticket, 'h', 'n', 'g', 'r')
+if was[6] and not was[8] and not was[9] and not was[10] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + idle and (not was[5] or now >= tonumber(was[5])) then
   -- A request id that begins with "h" belongs to a hold, which must be notified when another client releases its permit.
   local held_fence, held_since = string.match(was[6], '^1 (%d+) %d+ (%d+)')
   local ends = held_fence == its_fence and call('ZSCORE', holders, ticket)

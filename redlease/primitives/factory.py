@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 from redlease import limits, options
 from redlease.guards.redis import Guard
 from redlease.hold import Hold
-from redlease.limits import Duration
+from redlease.limits import Duration, Rate
 from redlease.options import AcquireOptions, Durability, OnLost
 from redlease.protocol.arguments import Terms
 from redlease.protocol.encoding import Resource
@@ -91,6 +91,8 @@ class PrimitiveFactory:
         lock_delay: Duration | None = None,
         history: int | None = None,
         per_key: int | None = None,
+        rate: Rate | Literal[0] | None = None,
+        per_key_rate: Rate | Literal[0] | None = None,
         durability: Durability | None = None,
     ) -> Semaphore:
         """Makes the semaphore of that name.
@@ -110,6 +112,9 @@ class PrimitiveFactory:
             per_key: Units that requests with one `key` may hold at once; 0 for no such limit. A key at its limit does
                 not hold up others. It is a setting of the resource, as `lock_delay` is. Requests without a key have
                 none.
+            rate: How many grants there may be in a time, besides the units: `Rate(100, per=60, burst=20)`; 0 for any
+                number. It is a setting of the resource too.
+            per_key_rate: The same for the requests of one key. A key without a token does not hold up others.
             durability: How many replicas must have a grant before the caller gets it; by default none.
 
         Raises:
@@ -118,7 +123,8 @@ class PrimitiveFactory:
         """
         limits.checked_count("capacity", capacity)
         usual = self._wish(
-            *(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, history, durability, per_key)
+            *(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, history, durability, per_key),
+            *(rate, per_key_rate),
         )
         return Semaphore(self.tickets, self._resource(name), usual)
 
@@ -297,6 +303,8 @@ class PrimitiveFactory:
         history: int | None,
         durability: Durability | None,
         per_key: int | None = None,
+        rate: Rate | Literal[0] | None = None,
+        per_key_rate: Rate | Literal[0] | None = None,
     ) -> AcquireOptions:
         terms = options.changed_terms(
             self._terms,
@@ -310,6 +318,8 @@ class PrimitiveFactory:
             history=history,
             per_key=per_key,
             durability=durability,
+            rate=rate,
+            per_key_rate=per_key_rate,
         )
         return AcquireOptions.usual(terms)
 

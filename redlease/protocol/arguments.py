@@ -21,6 +21,8 @@ class Terms(NamedTuple):
     lock_delay_ms: int | None = None
     history: int | None = None
     per_key: int | None = None
+    rate: str | None = None
+    per_key_rate: str | None = None
     replicas: int = 0
     replicas_ms: int = 0
 
@@ -99,8 +101,9 @@ def pack_terms(
     asked: int | str = weight
     given = (terms.lock_delay_ms, terms.history, terms.per_key)
     settings = ["" if setting is None else str(setting) for setting in given]
-    if priority or any(settings) or turn.key:
-        asked = " ".join((str(weight), str(priority), *settings, f"{turn.share:g}"))
+    if priority or any(settings) or turn.key or terms.rate or terms.per_key_rate:
+        rates = (terms.rate or "", terms.per_key_rate or "")
+        asked = " ".join((str(weight), str(priority), *settings, f"{turn.share:g}", *rates)).rstrip()
     key = (turn.key,) if turn.key else ()
     return pack(asked, terms.lease_ms, terms.capacity, waiter_lease_ms, most, terms.idle_ttl_ms, written, *key)
 

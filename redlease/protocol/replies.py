@@ -118,8 +118,9 @@ def read_totals(resource: str, values: list[Any]) -> Totals | RedleaseError:
 class Message(NamedTuple):
     """A message on a client's channel.
 
-    About a request: "g" granted, "x" removed, "m" its weight exceeds the capacity, "r" its lease was shortened. About a
-    resource, named by its state key: "c" a smaller capacity, "l" a lease that ends earlier than its waiters expect.
+    About a request: "g" granted, "x" removed, "m" its weight exceeds the capacity, "r" its lease was shortened, "l"
+    what it waits for ends earlier than its client knows. About a resource, named by its state key: "c" a smaller
+    capacity.
     """
 
     kind: str
@@ -135,7 +136,7 @@ def read_message(payload: bytes) -> Message:
     if len(payload) > MESSAGE_BYTES_MAX:
         raise ValueError(f"a message of {len(payload)} bytes is none of redlease")
     kind, about, *rest = payload.decode().split(" ")
-    if kind in {"c", "l"}:  # the key comes last, because it may contain spaces
+    if kind == "c":  # the key comes last, because it may contain spaces
         about, rest = " ".join(rest), [about]
     numbers = tuple(map(int, rest))
     in_bounds = not numbers or 0 <= min(numbers) <= max(numbers) <= FENCE_MAX

@@ -31,7 +31,13 @@ class Script:
 
 # What a line `--#include` stands for.
 LOOKS = frozenset(("check", "history", "inspect", "position", "totals"))  # write nothing; in a folder of their own
-PARTS = {"state": ("state",), "queue": ("queue", "turns"), "share": ("share",), "limits": ("limits",)}
+PARTS = {
+    "state": ("state",),
+    "grants": ("grants",),
+    "queue": ("grants", "queue", "turns"),
+    "share": ("share",),
+    "limits": ("limits",),
+}
 
 
 @cache
@@ -45,8 +51,12 @@ def operation(
 ) -> Script:
     """Makes an operation from a file in the `lua` directory of a package; `keys`: with those of the resource."""
     text = read_lua("redlease", "parts/prelude") + read_lua(package, f"looks/{name}" if name in LOOKS else name)
+    included: list[str] = []
     for part, files in PARTS.items():
-        text = text.replace(f"--#include {part}\n", "".join(read_lua("redlease", f"parts/{file}") for file in files))
+        if (line := f"--#include {part}\n") in text:
+            new = [file for file in files if file not in included]
+            text = text.replace(line, "".join(read_lua("redlease", f"parts/{file}") for file in new))
+            included += new
     return Script(name, args, stripped(text), keys, deliver_after_pushes=deliver_after_pushes)
 
 

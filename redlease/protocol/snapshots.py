@@ -15,7 +15,13 @@ SNAPSHOT_LIMIT = 1000  # the default limit of holders, and of waiters, in a snap
 LOOKS_AT_ONCE = 8  # pages that one client requests at a time, for the same reason
 CHECKED_MOST = 5000  # waiters that one call checks to count the live ones
 MARK = b"\xff"  # what the name of an entry begins with that stands for a lock delay or a limit, not for a permit
-LIMIT_WORDS: dict[LimitKind, str] = {"limit": "limit", "pause": "pause", "hold_back": "back", "per_key": "each"}
+LIMIT_WORDS: dict[LimitKind, str] = {
+    "limit": "limit",
+    "pause": "pause",
+    "hold_back": "back",
+    "per_key": "each",
+    "rate": "rate",
+}
 LIMITS = {word.encode(): kind for kind, word in LIMIT_WORDS.items()}
 FOR_GOOD_MS = 315_360_000_000  # how long a limit is kept that has no end of its own
 LOSSES_MOST = 2  # lost connections after which a page is not requested again: its size may be the cause

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -70,31 +71,49 @@ class QueuePlace:
         self.resource = resource
         self.name = session.name
         self.waiters: dict[str, Waiting] = {}
+        # By key: when something ends that the first of its waiters here may wait for, as the server told.
+        self._wakes: dict[str, float] = {}
 
-    def _first(self) -> Waiting | None:
-        """Returns the waiter that a heartbeat asks about: the first one; of each key in turn, since any may be next."""
-        keys = {waiting.ask.key for waiting in self.waiters.values()}
-        waiters: Iterable[Waiting] = self.waiters.values()
+    def _first(self, now_ms: float) -> Waiting | None:
+        """Returns the waiter that a heartbeat asks about: the first one.
+
+        Of several keys it is that for which something has ended, else each in turn, since any may be next.
+        """
+        waiters = [waiting for waiting in self.waiters.values() if waiting.sequence is not None]
+        keys = {waiting.ask.key for waiting in waiters}
+        self._wakes = {key: wake_ms for key, wake_ms in self._wakes.items() if key in keys}
         if len(keys) > 1:
-            key = sorted(keys)[self._beats % len(keys)]
+            wake_ms, key = min((wake_ms, key) for key, wake_ms in (self._wakes or {"": math.inf}).items())
+            if wake_ms > now_ms:
+                key = sorted(keys)[self._beats % len(keys)]
             waiters = [waiting for waiting in waiters if waiting.ask.key == key]
-        first = min(waiters, key=lambda waiting: waiting.order(), default=None)
-        return None if first is None or first.sequence is None else first
+        return min(waiters, key=lambda waiting: waiting.order(), default=None)
 
-    def queued(self, sent_ms: float, lease_ms: int, queued: Queued) -> None:
-        """Records that the server queued a waiter and keeps the place for at least `lease_ms`."""
-        due_ms = self._confirm(sent_ms, lease_ms, queued.ahead, queued.soonest_ms)
+    def queued(self, sent_ms: float, ask: AcquireRequest, queued: Queued) -> None:
+        """Records that the server queued a waiter, and keeps the place for at least the waiter lease."""
+        due_ms = self._confirm(sent_ms, ask.terms.waiter_lease_ms)
+        if queued.soonest_ms >= 0:
+            due_ms = min(due_ms, self._wake(ask.key, queued.soonest_ms, queued.ahead))
         if self.due_ms is None or due_ms < self.due_ms:
             self.session.keeper.schedule.at(due_ms, self)
 
-    def _confirm(self, sent_ms: float, lease_ms: int, ahead: int, soonest_ms: int) -> float:
-        """Records that the server extended the place; returns when to call next."""
+    def ask_in(self, key: str, wait_ms: int) -> None:
+        """Sends a heartbeat for the first waiter of a key so many ms from now."""
+        due_ms = self._wake(key, wait_ms or -ROUNDING_MS)
+        if self.due_ms is None or due_ms < self.due_ms:
+            self.session.keeper.schedule.at(due_ms, self)
+
+    def _confirm(self, sent_ms: float, lease_ms: int) -> float:
+        """Records that the server extended the place; returns when the next heartbeat is due."""
         self.deadline_ms = max(self.deadline_ms or 0.0, sent_ms + lease_ms - clock.SERVER_TICK_MS)
-        due_ms = sent_ms + lease_ms / BEATS_A_LEASE
-        if soonest_ms >= 0:
-            stagger_ms = STAGGER_MS * min(ahead, STAGGER_PLACES)
-            due_ms = min(due_ms, clock.now_ms() + soonest_ms + ROUNDING_MS + stagger_ms)
-        return due_ms
+        return sent_ms + lease_ms / BEATS_A_LEASE
+
+    def _wake(self, key: str, soonest_ms: float, ahead: int = 0) -> float:
+        """Records when something ends that a waiter with so many `ahead` may wait for; returns when to call."""
+        wake_ms = clock.now_ms() + soonest_ms + ROUNDING_MS + STAGGER_MS * min(ahead, STAGGER_PLACES)
+        if key not in self._wakes or wake_ms < self._wakes[key]:
+            self._wakes[key] = wake_ms
+        return self._wakes[key]
 
     def on_due(self, now_ms: float) -> bool:
         """Sends a heartbeat, or finds that the place has lapsed."""
@@ -104,7 +123,7 @@ class QueuePlace:
             self.lapsed(self.name)
             return False
         # A place without waiters is kept until it lapses, so that a request made meanwhile can use it.
-        first = self._first()
+        first = self._first(now_ms)
         if first is None:
             self.session.keeper.schedule.at(self.deadline_ms, self)
             return False
@@ -115,6 +134,7 @@ class QueuePlace:
         lease_ms = max(waiting.ask.terms.waiter_lease_ms for waiting in self.waiters.values())
         tail = encoding.pack(self.name, lease_ms, first.ask.ticket, first.ask.terms.idle_ttl_ms)
         link.send(self.resource, scripts.BEAT, tail, partial(self._beaten, now_ms, self.name, lease_ms, first))
+        self._wakes.pop(first.ask.key, None)
         self._beating = True
         self._beats += 1
         return True
@@ -124,18 +144,19 @@ class QueuePlace:
         schedule = self.session.keeper.schedule
         if name != self.name:
             return
-        if reply is None:  # another connection may serve the resource by now
-            schedule.at(clock.now_ms(), self)
-        elif isinstance(reply, ErrorReply):
-            schedule.at(clock.now_ms() + reply.retry_ms, self)
+        if reply is None or isinstance(reply, ErrorReply):  # another connection may serve the resource by now
+            self._wakes[first.ask.key] = clock.now_ms() + (reply.retry_ms if reply else 0)
+            schedule.at(self._wakes[first.ask.key], self)
         elif reply[1] == Status.LAPSED:
             self.lapsed(name)
         elif reply[1] == Status.GRANTED:
-            schedule.at(self._confirm(sent_ms, lease_ms, 0, -1), self)
             self._missed(first)
+            schedule.at(min((self._confirm(sent_ms, lease_ms), *self._wakes.values())), self)
         else:
             beaten = Beaten(*reply[2:])
-            schedule.at(self._confirm(sent_ms, lease_ms, beaten.ahead, beaten.soonest_ms), self)
+            if beaten.soonest_ms >= 0:
+                self._wake(first.ask.key, beaten.soonest_ms, beaten.ahead)
+            schedule.at(min((self._confirm(sent_ms, lease_ms), *self._wakes.values())), self)
             if beaten.more:
                 self.session.keeper.follow_up(self.resource, first.ask.terms)
             for waiting in list(self.waiters.values()):
@@ -143,13 +164,16 @@ class QueuePlace:
                     waiting.fail(refusals.weight_never_fits(waiting.ask, beaten.capacity))
 
     def _missed(self, first: Waiting) -> None:
-        """Repeats the first request, which left the queue without a message, and sends the next heartbeat at once."""
-        now_ms = clock.now_ms()
+        """Repeats a request that left the queue without a message, and asks about the next one of its key at once.
+
+        Not if a message that came with the reply said when that is due.
+        """
+        now_ms, key = clock.now_ms(), first.ask.key
         if first.ask.request in self.waiters:
             first.sequence = None
             self.session.keeper.schedule.at(now_ms, first)
-        if self._first() is not None:
-            self.session.keeper.schedule.at(now_ms, self)
+        if any(waiting.ask.key == key and waiting.sequence is not None for waiting in self.waiters.values()):
+            self._wakes.setdefault(key, now_ms)
 
     def lapsed(self, name: str) -> None:
         """Handles the loss of the place of that name: its waiters queue again, in their former order."""

@@ -137,7 +137,7 @@ class PendingAcquire:
         place.waiters[self.ask.request] = self
         if asked_from == place.name:
             self.sequence = queued.sequence
-            place.queued(sent_ms, self.ask.terms.waiter_lease_ms, queued)
+            place.queued(sent_ms, self.ask, queued)
         else:  # the place was renamed since, and only the new name is kept alive
             self._again(0)
         if self.on_queued is not None:
@@ -148,6 +148,10 @@ class PendingAcquire:
 
         A grant is trusted if no earlier message has shown the secret request id to others; all else is confirmed.
         """
+        if message.kind == "l":
+            if (place := self.session.places.get(self.ask.resource.state_key)) is not None:
+                place.ask_in(self.ask.key, message.numbers[0])
+            return
         if message.kind == "g":
             self._handed_over(Granted(*message.numbers))
         else:
@@ -313,26 +317,28 @@ class Session:
 
     def on_message(self, message: Message) -> None:
         """Passes a message to the requests that it is about."""
-        if message.kind in ("c", "l"):
-            self._about_all(message.about.encode(), message)
+        if message.kind == "c":
+            self._smaller(message.about.encode())
             return
         waiting, listener = self.pending.get(message.about), self.listeners.get(message.about)
         if waiting is not None and not waiting.future.done():
             waiting.on_message(message)
             return
+        if message.kind == "l":
+            return  # it waits no more
         if waiting is not None:
             waiting.buffered_messages += (message,)
         if listener is not None:
             listener(message)
 
-    def _about_all(self, state_key: bytes, message: Message) -> None:
+    def _smaller(self, state_key: bytes) -> None:
+        """Asks about the requests on a resource whose capacity has become smaller."""
         place, now_ms = self.places.get(state_key), clock.now_ms()
         if place is not None:
             self.keeper.schedule.at(now_ms, place)
-        if message.kind == "c":  # may overtake the reply that queued a request; that request is sent again
-            for waiting in self.pending.values():
-                if waiting.sequence is None and waiting.ask.resource.state_key == state_key:
-                    self.keeper.schedule.at(now_ms, waiting)
+        for waiting in self.pending.values():  # the message may overtake the reply that queues one; it is sent again
+            if waiting.sequence is None and waiting.ask.resource.state_key == state_key:
+                self.keeper.schedule.at(now_ms, waiting)
 
     def check_open(self) -> None:
         """Raises if the client is closed or closing: nothing would renew or release a permit granted now."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import redis
 import redis.asyncio
 
 import redlease
 from redlease.events import OnEvent
-from redlease.limits import Duration
+from redlease.limits import Duration, Rate
 from redlease.options import Durability
 from redlease.primitives.checkpoints import SequenceProgress
 from redlease.primitives.sequence import Item, Retry
@@ -195,12 +195,14 @@ class Redlease:
         lock_delay: Duration | None = None,
         history: int | None = None,
         per_key: int | None = None,
+        rate: Rate | Literal[0] | None = None,
+        per_key_rate: Rate | Literal[0] | None = None,
         durability: Durability | None = None,
     ) -> Semaphore:
         """Makes the semaphore of that name; as `redlease.Redlease.semaphore`, with its parameters and errors."""
         settings: Any = {"lease": lease, "owner": owner, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
         settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "history": history, "durability": durability}
-        settings["per_key"] = per_key
+        settings |= {"per_key": per_key, "rate": rate, "per_key_rate": per_key_rate}
         return Semaphore(self._client, lambda client: client.semaphore(name, capacity, **settings))
 
     def rwlock(

@@ -93,8 +93,9 @@ class Limit:
         units: How many.
         until: When it ends.
         since: When it was set.
-        kind: "limit", "pause", "back" or "each".
+        kind: "limit", "pause", "back", "each" or "rate"; "tat" for what keeps a number only.
         key: Of which; empty for each, and for the whole resource.
+        tat: By which µs all tokens of its key are there again.
     """
 
     name: bytes
@@ -103,11 +104,17 @@ class Limit:
     since: int
     kind: str
     key: str = ""
+    tat: int = 0
 
     @property
     def of_keys(self) -> bool:
         """Whether it is of one key, or of each."""
         return bool(self.key) or self.kind == "each"
+
+    @property
+    def score(self) -> int:
+        """What orders it among the holders: those of keys come last."""
+        return self.until + 2**52 * self.of_keys
 
     def kept(self, capacity: int) -> int:
         """Return how many units of a capacity it keeps from everybody, as a permit for them would."""
@@ -127,13 +134,17 @@ class Asked(NamedTuple):
     lock_delay: int | None
     per_key: int | None
     share: float
+    rate: tuple[int, ...] | None
+    key_rate: tuple[int, ...] | None
 
 
-def read_asked(asked: int | str) -> Asked:
+def read_asked(asked: int | str, *, declares: bool) -> Asked:
     """Parse the argument `weight`."""
-    weight, priority, delay, _, per_key, share = (str(asked).split(" ") + 6 * [""])[:6]
+    weight, priority, delay, _, per_key, share, *rates = (str(asked).split(" ") + 8 * [""])[:8]
     lock_delay, limit = (int(text) if text else None for text in (delay, per_key))
-    return Asked(int(weight), int(priority or 0), lock_delay, limit, float(share or 1))
+    rate, key_rate = (tuple(map(int, text.split(":"))) if ":" in text else () if text else None for text in rates)
+    settings = (lock_delay, limit, rate, key_rate) if declares else (None, None, None, None)
+    return Asked(int(weight), int(priority or 0), *settings[:2], float(share or 1), *settings[2:])
 
 
 def is_late(entry: Entry, request: str, place: str) -> bool:

@@ -68,30 +68,35 @@ class Model(ResourceState):
         key: str = "",
     ) -> Reply:
         """Request a permit, or repeat a request; `asked`: a weight, or with it a priority and settings."""
-        weight, priority, delay, per_key, share = read_asked(asked)
+        declares = self.declares(arrival, ticket, request)
+        weight, priority, delay, per_key, share, rate, key_rate = read_asked(asked, declares=declares)
         known = self.find(ticket)
         live = known if known and self.is_live(known) else None
         if refused := self.refusal_of_repeat(live, request, place, weight):
             return refused
         if live and live.fence:
             self.lock_delay = self.lock_delay if delay is None else delay
-            self.limit_keys(per_key)
+            if self.set_limits(per_key, key_rate, rate) or self.turns.is_raised:
+                self.advance()
             return self.repeat_held(live, request, place, lease, idle)
-        wanted, declared = self.terms(capacity, arrival)
+        wanted, declared = self.terms(capacity, declares=declares)
         is_same = wanted == self.capacity or not self.kept_until
+        is_same = is_same and rate in {None, self.rate}
         at_once = not known and not self.queue and self.used() + weight <= wanted and not key and is_same
         claims, share = [(place, request)], share if key else 1
         entry = Entry(ticket, weight, lease, claims, self.now, abs(int(arrival)), key=key, share=share)
         limit = self.turns.limit if per_key is None else per_key
         if not at_once and (refused := self.refusal(entry, wanted, limit, place if waiter_lease else "")):
             return refused
-        self.limit_keys(per_key)
+        self.set_limits(per_key, key_rate, rate)
         was_declared = self.declared if declared != self.declared else 0
         self.capacity, self.declared = wanted, declared
         if live:
             reply = self.repeat_queued(live, request, place, lease, waiter_lease)
         else:
             self.remove(known)
+            if not at_once:
+                self.make_way(entry.weight, entry.key)
             reply = self.enter(entry, place, waiter_lease, most, priority)
         self.lock_delay = self.lock_delay if delay is None else delay
         self.keep(idle if reply[0] in {Status.GRANTED, Status.QUEUED} else 0)  # a refusal is no use of the resource
@@ -99,18 +104,50 @@ class Model(ResourceState):
             return [*reply[:-1], self.capacity, was_declared, reply[-1], self.now]
         return [*reply, was_declared] if reply[0] == Status.GRANTED else reply
 
-    def limit_keys(self, limit: int | None) -> None:
-        """Set how many units one key may have."""
-        if limit is not None and limit != self.turns.limit:
-            self.turns.is_raised |= limit == 0 or 0 < self.turns.limit < limit
-            self.turns.limit = limit
+    def set_limits(self, limit: int | None, key_rate: tuple[int, ...] | None, rate: tuple[int, ...] | None) -> bool:
+        """Set what a request declares beside the capacity; return whether the rate of grants is another one."""
+        self.limit_keys(limit, key_rate)
+        return self.limit_grants(rate)
 
-    def terms(self, capacity: int, arrival: str) -> tuple[int, int]:
+    def limit_keys(self, limit: int | None, rate: tuple[int, ...] | None) -> None:
+        """Set how many units one key may have, and how many grants in a time."""
+        turns, before = self.turns, (self.turns.limit, self.turns.rate)
+        turns.limit = turns.limit if limit is None else limit
+        turns.rate = turns.rate if rate is None else rate
+        is_higher = before[0] > 0 and (turns.limit == 0 or turns.limit > before[0])
+        was, new = before[1], turns.rate
+        is_faster = bool(was) and (not new or new[0] < was[0] or new[1] > was[1])
+        turns.is_raised |= self.has_keys and bool(self.queue) and (is_higher or is_faster)
+
+    def limit_grants(self, rate: tuple[int, ...] | None) -> bool:
+        """Set the rate of grants; return whether it is another one.
+
+        The next token comes when it would have, or one interval from now if that is earlier; the burst gathers anew.
+        """
+        if rate is None or rate == self.rate:
+            return False
+        self.limits.pop(Limit.named("rate", ""), None)
+        was, self.rate = self.rate, rate
+        if rate and was:
+            due = max(self.clock, self.tat - (was[1] - 1) * was[0])
+            self.tat = min(due, self.clock + rate[0]) + (rate[1] - 1) * rate[0]
+            self.await_token()
+        else:
+            self.tat = 0
+        return True
+
+    def declares(self, arrival: str, ticket: str, request: str) -> bool:
+        """Tell whether a request declares anything: who was queued before does not, nor does a copy of a request."""
+        known = self.find(ticket)
+        is_copy = known is not None and known.names(request)
+        return not self.declared or not (is_copy or arrival.startswith("+"))
+
+    def terms(self, capacity: int, *, declares: bool) -> tuple[int, int]:
         """Return the capacity, and the last declared one, after a request that declares one.
 
-        A declaration that is the last one once more undoes no resize, and who was queued before declares nothing anew.
+        A declaration that is the last one once more undoes no resize.
         """
-        if capacity == self.declared or (self.declared and arrival.startswith("+")):
+        if capacity == self.declared or not declares:
             return self.capacity, self.declared
         return capacity if self.declared or not self.capacity else self.capacity, capacity
 
@@ -153,12 +190,11 @@ class Model(ResourceState):
             return [Status.MISFIT, self.turns.limit]
         if not waiter_lease:
             return [Status.BUSY, 0]
-        return [Status.QUEUED, queued.arrival, self.waiters().index(queued), self.soonest(), 0]
+        before = self.waiters().index(queued)
+        return [Status.QUEUED, queued.arrival, before, self.told(queued, self.soonest()), 0]
 
     def enter(self, entry: Entry, place: str, waiter_lease: int, most: int, priority: int) -> Reply:
         """Grant a new request if nobody is ahead of it and it fits, or queue it."""
-        if self.queue or entry.key or not self.fits(entry.weight):
-            self.make_way(entry.weight, entry.key)
         returns = entry.arrival > 0
         sequence = entry.arrival or self.sequence + 1
         entry.arrival = entry.arrival or sequence - 10 * priority
@@ -176,13 +212,13 @@ class Model(ResourceState):
         if not waiter_lease:
             return [Status.BUSY, 0]
         more = int(len(self.queue) < waiting)
-        reply = [Status.QUEUED, entry.arrival, self.ahead_of(entry), self.soonest(), more]
+        before, soonest = self.ahead_of(entry), self.soonest()
         self.queue[entry.ticket] = entry
         self.sequence = max(self.sequence, sequence)
         self.places[place] = max(self.places.get(place, 0), self.now + waiter_lease)
         begun = self.turns.enter(list(self.queue.values()), entry)
         self.give_turn(entry.key, begun)
-        return reply
+        return [Status.QUEUED, entry.arrival, before, self.told(entry, soonest), more]
 
     def ahead_of(self, entry: Entry) -> int:
         """Return how many stand before a new waiter."""
@@ -275,7 +311,8 @@ class Model(ResourceState):
         self.keep(idle)
         if ticket not in self.queue:
             return [Status.GRANTED]
-        return [Status.QUEUED, self.waiters().index(self.queue[ticket]), self.soonest(), self.capacity, 0]
+        before = self.waiters().index(self.queue[ticket])
+        return [Status.QUEUED, before, self.told(self.queue[ticket], self.soonest()), self.capacity, 0]
 
     def resize(self, capacity: int, idle: int) -> Reply:
         """Set the capacity, which is not a declaration."""
@@ -288,7 +325,7 @@ class Model(ResourceState):
         """Set or lift a limit, which outranks what processes declare."""
         ends = self.set_limit(kind, key, units, until)
         if ends:
-            self.proceed(idle)
+            self.proceed(key, idle)
         return [ends, 0]
 
     def set_limit(self, kind: str, key: str, units: int | str, until: str) -> int:
@@ -309,8 +346,8 @@ class Model(ResourceState):
             self.look_again(key)
         return ends
 
-    def proceed(self, idle: int) -> None:
-        """Grant what a limit allows now; the keys need not outlive one that ends earlier now."""
+    def proceed(self, _key: str, idle: int) -> None:
+        """Grant what a limit of a key allows now; the keys need not outlive one that ends earlier now."""
         self.advance()
         self.kept_until = 0
         self.keep(idle)
@@ -333,4 +370,8 @@ class Model(ResourceState):
             return [0, 0]
         ahead = [queued for queued in self.waiters() if self.is_live(queued) and queued.position <= known.position]
         units = sum(queued.weight for queued in ahead)
-        return [len(ahead), -1 if self.lasted is None else math.ceil(self.lasted * units / self.capacity)]
+        wait = -1 if self.lasted is None else math.ceil(self.lasted * units / self.capacity)
+        if self.rate:  # so many tokens are needed, and the rate gives no more before
+            needed = max(self.tat - self.clock, 0) + (len(ahead) - self.rate[1]) * self.rate[0]
+            wait = max(wait, 0, math.ceil(needed / 1000))
+        return [len(ahead), wait]

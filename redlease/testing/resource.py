@@ -31,6 +31,8 @@ class ResourceState:
         lasted: How long holds lasted of late whose release others waited for, if there were any.
         turns: The turns that keys take.
         limits: What outranks the capacity, or the limit of keys, by name.
+        rate: The µs between two grants and how many may come at once; empty for any number.
+        tat: By which µs all of those may come at once again.
     """
 
     clock: int = 0
@@ -49,6 +51,8 @@ class ResourceState:
     lasted: float | None = None
     turns: Turns = field(default_factory=Turns)
     limits: dict[bytes, Limit] = field(default_factory=dict)
+    rate: tuple[int, ...] = ()
+    tat: int = 0
 
     # Time, and what it ends
 
@@ -66,6 +70,7 @@ class ResourceState:
         ends = [self.now + idle, self.fence // 1000 + idle]
         ends += [held.deadline for held in self.held.values()]
         ends += [*self.places.values(), *self.tombstones.values(), *(limit.until for limit in self.limits.values())]
+        ends += [self.tat // 1000] if self.rate else []
         self.kept_until = max(self.kept_until, *ends)
         self.note_keys()
 
@@ -119,8 +124,9 @@ class ResourceState:
             self.give_turn(delay.key)
         for held in [held for held in self.held.values() if not self.is_live(held)]:
             self.remove(held)
-        for name in [name for name, limit in self.limits.items() if limit.until <= self.now]:
-            self.lift(name)
+        ended = [limit for limit in self.limits.values() if limit.until <= self.now]
+        for limit in sorted(ended, key=lambda limit: (limit.score, limit.name)):
+            self.lift(limit.name)
 
     def lift(self, name: bytes) -> None:
         """Remove a limit."""
@@ -130,8 +136,16 @@ class ResourceState:
 
     def look_again(self, key: str) -> None:
         """Give a key a turn if it may have one now; with the key "" each key that has none."""
-        for each in [key] if key else list(self.turns.numbers):
-            self.give_turn(each)
+        if key:
+            self.give_turn(key)
+        else:
+            self.look_at_all()
+
+    def look_at_all(self) -> None:
+        """Give turns to the keys that may have one now."""
+        self.turns.is_raised = False
+        for key in list(self.turns.numbers):
+            self.give_turn(key)
 
     def next_fence(self) -> int:
         """Return a fence above all before it."""
@@ -143,6 +157,66 @@ class ResourceState:
         """Make a holder of a ticket."""
         entry.fence, entry.since, entry.deadline = self.next_fence(), self.now, deadline
         self.held[entry.ticket] = entry
+        if self.rate:  # the generic cell rate algorithm
+            self.tat = max(self.tat, self.clock) + self.rate[0]
+            self.await_token()
+        if entry.key and self.turns.rate:
+            self.spend(entry.key, *self.turns.rate)
+
+    def spend(self, key: str, interval: int, burst: int) -> None:
+        """Take a token of a key, as `grant` does of the resource."""
+        known = self.limits.get(Limit.named("tat", key))
+        tat = max(known.tat if known else 0, self.clock) + interval
+        due = tat - (burst - 1) * interval
+        kept = [("tat", tat, tat)] if burst > 1 else []
+        kept += [("rate", due, 0)] if due > self.clock else []
+        for kind, until, number in kept:
+            name = Limit.named(kind, key)
+            self.limits[name] = Limit(name, 0, math.ceil(until / 1000), self.now, kind, key, number)
+
+    def await_token(self) -> None:
+        """Grant nothing more until the next token is due, should none be left."""
+        interval, burst = self.rate
+        due = self.tat - (burst - 1) * interval
+        if due > self.clock:
+            name = Limit.named("rate", "")
+            self.limits[name] = Limit(name, 0, math.ceil(due / 1000), self.now, "rate")
+
+    def first(self) -> Entry | None:
+        """Return who is granted next; None if nobody has a turn."""
+        return self.turns.first(list(self.queue.values()))
+
+    def told(self, queued: Entry, soonest: int) -> int:
+        """Return the ms until an expiry can let a waiter proceed, of what `soonest` returns; -1 if none can.
+
+        While there is no token, only who is granted next calls when it is due.
+        """
+        if waiting := self.turns.without_turn(self.queue.values(), queued.key):
+            return self.told_by_key(queued, waiting)
+        if due := self.token_due(""):
+            return due - self.now if self.first() is queued else -1
+        return soonest
+
+    def told_by_key(self, queued: Entry, waiting: list[Entry]) -> int:
+        """Return the same for one of the waiters of a key that has no turn."""
+        if due := self.token_due(queued.key):
+            return due - self.now if waiting[0] is queued else -1
+        others = [limit.until for limit in self.limits.values() if not limit.of_keys and limit.kind != "rate"]
+        ends = [*(held.deadline for held in self.held.values()), *(delay.until for delay in self.delays), *others]
+        if limit := self.limit_on(queued.key):
+            ends = [*(ends if limit.units else ()), limit.until]
+        return max(0, min(ends) - self.now) if ends else -1
+
+    def token_due(self, key: str) -> int:
+        """Return when the next token is due, of a key or of all; 0 if there is one now.
+
+        For a key that is an interval after the last one at the latest: the rate may be another now.
+        """
+        gate, rate = self.limits.get(Limit.named("rate", key)), self.turns.rate if key else self.rate
+        if gate is None or not rate:
+            return 0
+        due = min(gate.until, gate.since + 1 + math.ceil(rate[0] / 1000)) if key else gate.until
+        return due if due > self.now else 0
 
     def advance(self) -> None:
         """Grant from the head of the queue while the next fits; a grant lasts as long as the place that waited."""
@@ -152,7 +226,7 @@ class ResourceState:
             self.reap()
         self.after_raise()
         while self.used() < self.capacity:
-            queued = self.turns.first(list(self.queue.values()))
+            queued = self.first()
             if queued is None:  # nobody waits, or all at the limits of their keys, maybe by expired permits
                 if not self.queue or not self.has_expired:
                     return
@@ -160,7 +234,7 @@ class ResourceState:
             elif not self.is_live(queued) or queued.weight > self.capacity or self.never_fits(queued):
                 self.remove(queued)
             elif self.over_limit(queued):
-                queued.tag = None  # the limit has become lower
+                self.park(queued)  # the limit has become lower
             elif self.fits(queued.weight):
                 self.take(queued)
             elif self.has_expired:
@@ -168,12 +242,14 @@ class ResourceState:
             else:
                 return
 
+    def park(self, queued: Entry) -> None:
+        """Take the turn of a waiter away."""
+        queued.tag = None
+
     def after_raise(self) -> None:
         """Give turns to the keys that may have more units since their limit was raised."""
         if self.turns.is_raised and self.used() < self.capacity:
-            self.turns.is_raised = False
-            for key in list(self.turns.numbers):
-                self.give_turn(key)
+            self.look_at_all()
 
     @property
     def has_expired(self) -> bool:
@@ -201,28 +277,29 @@ class ResourceState:
         if not any(entry.key == key for entry in (*self.queue.values(), *self.users())):
             self.turns.numbers.pop(key, None)
 
-    def limit_of(self, key: str) -> int | None:
-        """Return how many units an operator allows a key; None if no limit is set."""
+    def limit_on(self, key: str) -> Limit | None:
+        """Return what an operator has set for a key, or for each."""
         names = (Limit.named("back", key), Limit.named("limit", key), Limit.named("each", ""))
         found = [self.limits[name] for name in names if name in self.limits]
-        return next((limit.units for limit in found if limit.until > self.now), None)
+        return next((limit for limit in found if limit.until > self.now), None)
 
     def over_limit(self, entry: Entry) -> bool:
         """Tell whether the key of a request may not have so many units more."""
-        most = self.limit_of(entry.key)
-        most = self.turns.limit or None if most is None else most
+        limit = self.limit_on(entry.key)
+        most = limit.units if limit else self.turns.limit or None
         held = sum(user.weight for user in self.users() if user.key == entry.key)
-        return bool(entry.key) and most is not None and held + entry.weight > most
+        is_over = most is not None and held + entry.weight > most
+        return bool(entry.key) and (is_over or self.token_due(entry.key) > 0)
 
     def never_fits(self, queued: Entry, limit: int | None = None) -> bool:
         """Tell whether a weight is more than its key may ever have; a limit of an operator may allow it for now."""
         limit = self.turns.limit if limit is None else limit
-        allowed = self.limit_of(queued.key) or 0
-        return bool(queued.key) and 0 < limit < queued.weight and allowed < queued.weight
+        allowed = self.limit_on(queued.key)
+        return bool(queued.key) and 0 < limit < queued.weight and (not allowed or allowed.units < queued.weight)
 
     def make_way(self, weight: int, key: str) -> None:
         """Grant the queue before a request is refused or queued, and remove expired permits if it does not fit then."""
-        if key and (self.turns.limit or self.has_key_limits):
+        if key and (self.turns.limit or self.turns.rate or self.has_key_limits):
             self.reap()
             if self.used() < self.capacity:
                 self.give_turn(key)
@@ -233,8 +310,9 @@ class ResourceState:
     def soonest(self) -> int:
         """Return the ms until an expiry can let a waiter proceed; -1: there is none."""
         ends = [held.deadline for held in self.held.values()]
-        ends += [*(delay.until for delay in self.delays), *(limit.until for limit in self.limits.values())]
-        first = self.turns.first(list(self.queue.values()))
+        ends += [delay.until for delay in self.delays]
+        ends += [limit.until for limit in self.limits.values() if not limit.of_keys]
+        first = self.first()
         if first is not None and self.used() < self.capacity:
             ends.append(self.place_ends(first) or self.now)
         return max(0, min(ends) - self.now) if ends else -1

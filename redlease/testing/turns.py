@@ -24,6 +24,7 @@ class Turns:
         virtual: The tag of the last turn.
         start: When the first of the waiters without a key became their first.
         limit: How many units one key may have; 0 for any number.
+        rate: The µs between two grants to one key, and how many may come at once; empty for any number.
         is_raised: Whether keys that waited at their limit are to be looked at again.
         numbers: In which order the keys came that hold or wait.
         drawn: The last of the numbers.
@@ -32,6 +33,7 @@ class Turns:
     virtual: int = 0
     start: int = 0
     limit: int = 0
+    rate: tuple[int, ...] = ()
     is_raised: bool = False
     numbers: dict[str, int] = field(default_factory=dict)
     drawn: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 import subprocess
@@ -12,20 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis.asyncio
+from typescript_peers import peer, programs_built
 
-import redlease
 from redlease import Redlease, StaleFence
 from redlease.protocol import scripts
 
 import typescript
 import vectors
-from children import Child, child, running
+from children import Child, child
 from helpers import until_waiting
 from proxy import Chances, Fault
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from conftest import MakeClient, MakeProxy, OwnServer, Servers
     from proxy import Proxy
     from servers import Server
@@ -37,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def programs() -> Path:
     """Return where the tests in TypeScript are, built."""
-    return typescript.built(Path(redlease.__file__).parent) / "dist" / "test"
+    return programs_built()
 
 
 def run(program: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -58,23 +55,6 @@ def server(servers: Servers) -> Server:
 async def client(make_client: MakeClient, server: Server) -> Redlease:
     """A Python client of it."""
     return await make_client(url=server.url)
-
-
-class Peer(Child):
-    """A process in TypeScript; under load it takes its time."""
-
-    async def event(self, name: str, within: float = 120.0) -> dict[str, Any]:
-        """Wait for the next thing that the process says, which must be this."""
-        return await super().event(name, within)
-
-
-@contextlib.asynccontextmanager
-async def peer(programs: Path, what: str, url: str, *, answers: bool = False, **options: Any) -> AsyncIterator[Peer]:
-    """Start a process that does `what`, one of the roles in children.ts, and end it with the block."""
-    command = [str(typescript.find_node()), str(programs / "children.js"), what, url, json.dumps(options)]
-    settings = {"stdin": asyncio.subprocess.PIPE} if answers else {}
-    async with running(*command, **settings) as process:
-        yield Peer(process)
 
 
 @pytest.mark.parametrize("engine", ["redis7", "valkey9"])

@@ -108,8 +108,8 @@ PUBLISHED: dict[str, Callable[[Scene], list[str | bytes]]] = {
     "a weight that never fits": lambda scene: ["m waiter 0", f"m {scene.ticket} 0"],
     "a capacity of nothing": lambda scene: [f"c 0 {scene.state_key}"] * 20,
     "a capacity of all": lambda scene: [f"c {2**31 - 1} {scene.state_key}"] * 20,
-    "a lease that has ended": lambda scene: [f"l 0 {scene.state_key}"] * 20,
-    "another resource's messages": lambda scene: ["c 0 other:{r}:state", "l 0 {}", f"c 0 {scene.state_key}:x"],
+    "a lease that has ended": lambda scene: [f"l {scene.shown} 0", f"l {scene.ticket} 0"] * 20,
+    "another resource's messages": lambda scene: ["c 0 other:{r}:state", "l {} 0", f"c 0 {scene.state_key}:x"],
     "malformed messages": lambda _: [
         "",
         " ",

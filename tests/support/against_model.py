@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+from paces import Paces
+
 from redlease.protocol.replies import Status
 from redlease.testing.entries import Limit
 
@@ -41,7 +43,7 @@ class Judge:
 
     def use(self, caller: Caller) -> None:
         """Turn to a new resource."""
-        self._caller = caller
+        self._caller, self._paces = caller, Paces()
 
     @property
     def model(self) -> Model:
@@ -60,9 +62,10 @@ class Judge:
             got = [*got, 0]  # the usual case spares the declaration
         self.log.append(f"{clock} {name}{args} -> {got}")
         if had_keys or self.model.has_keys:
-            got, expected = without_guesses(name, got), without_guesses(name, expected)
+            got, expected = (without_guesses(name, reply) for reply in (got, expected))
         assert got == expected, f"the model replies {expected}"
         self.seen[name, int(got[0]) if name in {"acquire", "beat"} else min(1, int(got[0]))] += 1
+        self._paces.judge(self.model, name, before)
         self._caller.learn(name, args, got, before)
         self._judge_state(state)
 
@@ -96,19 +99,19 @@ def without_guesses(name: str, reply: Reply) -> Reply:
 
 def snapshot(model: Model) -> Reply:
     """Return what inspect tells: the last fence, the capacity, how much is in use, who holds and who waits."""
-    held = [(each.deadline, each.ticket.encode(), record(each)) for each in model.held.values() if model.is_live(each)]
+    live = [held for held in model.held.values() if model.is_live(held)]
+    held = [(each.deadline, each.ticket.encode(), each.deadline, record(each)) for each in live]
     delays = [delay for delay in model.delays if delay.until > model.now]
-    held += [(each.until, each.name, b"%d 0 0 %d - - " % (each.weight, each.since)) for each in delays]
-    held += [
-        (each.until, each.name, limit_record(model, each)) for each in model.limits.values() if each.until > model.now
-    ]
+    held += [(each.until, each.name, each.until, b"%d 0 0 %d - - " % (each.weight, each.since)) for each in delays]
+    limits = [limit for limit in model.limits.values() if limit.until > model.now]
+    held += [(each.score, each.name, each.until, limit_record(model, each)) for each in limits]
     in_use = sum(each.weight for each in model.held.values() if each.deadline + model.lock_delay > model.now)
     waiters = [queued for queued in model.waiters() if model.is_live(queued)]
-    named = [model.limits.get(Limit.named(kind, "")) for kind in ("limit", "pause", "back", "each")]
+    named = [model.limits.get(Limit.named(kind, "")) for kind in ("limit", "pause", "back", "rate", "each")]
     of_resource = [limit for limit in named if limit and limit.until > model.now]
     return [
         *(model.fence, model.capacity, in_use + sum(delay.weight for delay in delays), len(waiters)),
-        [part for deadline, name, text in sorted(held) for part in (name, deadline, text)],
+        [part for _, name, deadline, text in sorted(held) for part in (name, deadline, text)],
         [part for each in waiters for part in (each.ticket.encode(), record(each))],
         [],
         [part for each in of_resource for part in (each.name, each.until, limit_record(model, each))],
@@ -117,7 +120,8 @@ def snapshot(model: Model) -> Reply:
 
 def limit_record(model: Model, limit: Limit) -> bytes:
     """Return the record of a limit."""
-    return f"{limit.kept(model.capacity)} 0 {limit.units} {limit.since} - - {LABEL}".encode()
+    label = '["",{}]' if limit.kind in {"rate", "tat"} else LABEL
+    return f"{limit.kept(model.capacity)} {limit.tat} {limit.units} {limit.since} - - {label}".encode()
 
 
 def record(entry: Entry) -> bytes:

@@ -12,6 +12,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from redlease import Rate
     from redlease_temporal.worker import current_hold, exclusive
 
     from children import say
@@ -63,6 +64,20 @@ async def call_alone(order: Order) -> list[int]:
 @exclusive("vendor-full", max_waiters=1)
 async def call_unless_full(order: Order) -> list[int]:
     """One at once, and one that waits."""
+    return await serve(order)
+
+
+@activity.defn
+@exclusive("vendor-fair", capacity=3, per_key=1, key=lambda order: order.vendor)
+async def call_in_turn(order: Order) -> list[int]:
+    """Three at once, and one for each vendor."""
+    return await serve(order)
+
+
+@activity.defn
+@exclusive("vendor-rate", capacity=3, rate=Rate(2))
+async def call_at_a_rate(order: Order) -> list[int]:
+    """Three at once, and two in a second."""
     return await serve(order)
 
 

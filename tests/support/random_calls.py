@@ -33,6 +33,7 @@ class RandomCalls:
     idle: int = IDLE_MS
     keys: tuple[str, ...] = ()
     is_limited: bool = False
+    has_rates: bool = False
     epochs: Counter[str] = field(default_factory=Counter)
     requests: dict[tuple[str, str], str] = field(default_factory=dict)
     granted: deque[tuple[str, int]] = field(default_factory=lambda: deque([("a", 1)], maxlen=12))
@@ -52,7 +53,9 @@ class RandomCalls:
         longest = random.choice([3, 20, 60])
         keys = random.choice([(), ("", "k", "l", "m")])
         is_limited = random.random() < 0.5
-        return cls(random, Model(), capacity, weights, [1 + longest // 4, longest], idle, keys, is_limited)
+        has_rates = random.random() < 0.2
+        leases = [1 + longest // 4, longest]
+        return cls(random, Model(), capacity, weights, leases, idle, keys, is_limited, has_rates)
 
     def learn(self, name: str, args: tuple[Any, ...], reply: list[Any], fence: int) -> None:
         """Remember what a later call may be about; `fence`: the last one before this call."""
@@ -108,6 +111,10 @@ class RandomCalls:
     def asked(self) -> str | int:
         """Return a weight, now and then with a priority or a lock delay, which lasts for the next losses, and so on."""
         weight = self.random.choice(self.weights)
+        if self.has_rates and self.random.random() < 0.1:
+            rates = ["", "0", "500:1", "1500:1", "3000:2", "4000:4"]
+            of_keys = [*rates, "30000:1", "30000:3", "400000:1", "400000:2"] if self.keys else [""]
+            return f"{weight} 0     {self.random.choice(rates)} {self.random.choice(of_keys)}"
         if self.keys and self.random.random() < 0.4:
             per_key, share = self.random.choice(["", "", "", 0, 1, 2]), self.random.choice(["1", "2", "0.5", "3"])
             return f"{weight} {self.random.choice([0, 0, 1])}   {per_key} {share}"

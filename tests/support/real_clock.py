@@ -84,8 +84,8 @@ class RealClock:
 
     Attributes:
         judge: What compares.
-        stalls: How often the server stood still for as long as it keeps an idle resource. Before Redis 7.2 it may then
-            have deleted the keys in the middle of a script, so that resource is left.
+        stalls: How often the server stood still for as long as it keeps an idle resource, or its clock was set back.
+            Before Redis 7.2 it may then have deleted the keys in the middle of a script, so that resource is left.
     """
 
     def __init__(self, server: Server, prefix: str, seed: int) -> None:

@@ -25,10 +25,12 @@ def acquire(
     capacity: int = 1,
     waits: int = WAITS,
     most: int = -1,
+    key: str = "",
 ) -> Call:
     """Request a permit; by default each ticket is one client's, which waits for it."""
     terms = (weight, lease, capacity, waits, most, IDLE, LABEL)
-    return [ms, "acquire", ticket, request or f"h{ticket}", place or f"client-{ticket}|0", arrival, *terms]
+    its = [key] if key else []
+    return [ms, "acquire", ticket, request or f"h{ticket}", place or f"client-{ticket}|0", arrival, *terms, *its]
 
 
 def release(
@@ -261,5 +263,64 @@ SCENARIOS: dict[str, list[Call]] = {
         acquire(3, "d", capacity=4, weight=2),
         [4, "resize", 8, IDLE],
         inspect(5),
+    ],
+    "a key waits for a token of its own, and holds up no other": [
+        acquire(0, "a", weight="1 0    1  100000:2", capacity=9, key="k"),
+        acquire(1, "b", capacity=9, key="k"),
+        acquire(2, "c", capacity=9, key="k", waits=0),
+        acquire(3, "c", capacity=9, key="k"),
+        acquire(4, "d", capacity=9, key="k"),
+        acquire(5, "e", capacity=9, key="l"),
+        inspect(6),
+        release(7, "b", fence=first(1, 1)),
+        beat(100, "c"),
+        beat(200, "d"),
+        acquire(201, "f", capacity=9, key="k"),
+        acquire(202, "g", weight="1 0    1  1000:1", capacity=9, key="l"),
+        beat(203, "f"),
+        acquire(204, "h", weight="1 0    1  3600000000:1", capacity=9, key="m"),
+        acquire(205, "i", capacity=9, key="m"),
+        acquire(206, "j", weight="1 0    1  0", capacity=9, key="n"),
+        inspect(207),
+        inspect(400),
+    ],
+    "a grant needs a token where there is a rate": [
+        acquire(0, "a", weight="1 0     100000:2", capacity=9),
+        acquire(1, "b", capacity=9),
+        acquire(2, "c", capacity=9, waits=0),
+        acquire(3, "c", capacity=9),
+        acquire(4, "d", capacity=9),
+        acquire(5, "e", capacity=9),
+        inspect(6),
+        beat(99, "c"),
+        beat(100, "c"),
+        beat(200, "d"),
+        release(201, "a", fence=first()),
+        acquire(202, "b", weight="1 0     1000:1", capacity=9),
+        beat(205, "e"),
+        acquire(400, "f", weight="1 0     3600000000:1", capacity=9),
+        acquire(401, "g", capacity=9),
+        acquire(402, "h", weight="1 0     0", capacity=9),
+        inspect(403),
+    ],
+    "a copy of a request declares nothing": [
+        acquire(0, "a", weight="1 0   5  100000:2 100000:2", capacity=9, key="k"),
+        acquire(1, "b", weight="1 0   1  1000000:1 1000000:1", capacity=3, key="k"),
+        acquire(2, "a", weight="1 0   5  100000:2 100000:2", capacity=9, key="k"),
+        acquire(3, "c", weight="1 0   2  2000000:1 2000000:1", capacity=4, key="k"),
+        acquire(4, "b", weight="1 0   1  1000000:1 1000000:1", capacity=3, key="k"),
+        inspect(5),
+    ],
+    "who is granted next learns when to call": [
+        acquire(0, "a", weight="1 0     100000:1", capacity=2),
+        acquire(1, "b", capacity=2),
+        acquire(2, "c", capacity=2),
+        release(3, "b", request="hb"),
+        release(4, "a", fence=first()),
+        beat(100, "c"),
+        acquire(101, "d", capacity=2),
+        acquire(102, "e", capacity=2),
+        beat(200, "d"),
+        inspect(201),
     ],
 }

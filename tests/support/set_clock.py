@@ -90,6 +90,28 @@ class FakeEngine:
         return found
 
 
+class HeardEngine(FakeEngine):
+    """One that hears what the scripts publish.
+
+    As a server before Redis 7, it has no sharded channels: all messages come on ordinary ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(server=fakeredis.FakeServer(version=(6, 2)))
+        client: Any = self.client
+        self._heard = client.pubsub(ignore_subscribe_messages=True)
+        self._heard.psubscribe("*")
+        self._heard.get_message()
+
+    def heard(self) -> list[tuple[str, str]]:
+        """Return the channel and the text of each message since the last time."""
+        messages = []
+        while message := self._heard.get_message():
+            if not message["channel"].startswith(b"__key"):  # fakeredis tells of every change of a key
+                messages.append((message["channel"].decode(), message["data"].decode()))
+        return messages
+
+
 class RealEngine:
     """A server, Redis 7 or newer: its scripts take the time as an argument, and delete what has expired by then."""
 
@@ -176,5 +198,6 @@ def endings(model: Model) -> set[int]:
         *model.places.values(),
         *model.tombstones.values(),
         *(delay.until for delay in model.delays),
+        *(limit.until for limit in model.limits.values()),
         *(model.kept_until + margin for margin in MARGINS_MS),
     }

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 PAUSED = 8  # a status that the SDK has no name for
 # The ways in which a workflow of `limited_flows` ends.
 ENDINGS = ["completed", "failed", "cancelled", "terminated", "timed out"]
+SHORT_S = 5.0  # a lease that a test outlasts: it is renewed though the machine stands still for three seconds
 WIDE = {"sticky_queue_schedule_to_start_timeout": 1.0}  # a killed worker's queue times out soon
 
 

@@ -9,13 +9,11 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, cast
-
-import fakeredis
+from typing import Any
 
 from random_calls import RandomCalls
 from scenarios import SCENARIOS
-from set_clock import FakeEngine, SetClock
+from set_clock import FakeEngine, HeardEngine, SetClock
 
 FILE = Path(__file__).parents[1] / "golden" / "protocol.json"
 BEGINS_MS = 1_700_000_000_000
@@ -49,19 +47,12 @@ class Scenario:
 
 def played(scenario: Scenario) -> Scenario:
     """Return a scenario with what comes of it now."""
-    # As a server before Redis 7, it has no sharded channels: all messages come on ordinary ones.
-    engine = FakeEngine(server=fakeredis.FakeServer(version=(6, 2)))
+    engine = HeardEngine()
     calls = []
-    with cast("Any", engine.client).pubsub(ignore_subscribe_messages=True) as heard:
-        heard.psubscribe("*")
-        heard.get_message()
-        for asked in scenario.calls:
-            _, reply = engine.run(asked.call, tuple(asked.args), asked.at_us)
-            messages = []
-            while message := heard.get_message():
-                if not message["channel"].startswith(b"__key"):  # fakeredis tells of every change of a key
-                    messages.append([message["channel"].decode(), message["data"].decode()])
-            calls.append(Vector(asked.at_us, asked.call, asked.args, written(reply[1:]), messages))
+    for asked in scenario.calls:
+        _, reply = engine.run(asked.call, tuple(asked.args), asked.at_us)
+        messages = [list(message) for message in engine.heard()]
+        calls.append(Vector(asked.at_us, asked.call, asked.args, written(reply[1:]), messages))
     return Scenario(scenario.name, calls, engine.stored(scenario.calls[-1].at_us))
 
 

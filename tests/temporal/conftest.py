@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 import pytest_asyncio
+from lock_service import Callers, with_callers
 from temporal_tools import Place
 from temporalio.client import Client
 
@@ -70,6 +71,12 @@ async def newest_temporal_server(temporal_server: TemporalServer) -> AsyncIterat
         return
     async with TemporalServer(version=NEWEST) as server:
         yield server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def callers(temporal_server: TemporalServer) -> Callers:
+    """The namespace of those who call the lock service by Nexus."""
+    return await with_callers(temporal_server)
 
 
 @pytest.fixture

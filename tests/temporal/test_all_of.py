@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from backend_bench import Bench
 from backend_flows import Actor, Asking, Inside, guarded
-from temporal_tools import Place, reset
+from temporal_tools import SHORT_S, Place, reset
 from temporalio.client import WorkflowFailureError
 from temporalio.worker import Replayer
 from together_flows import WORKFLOWS, Crossing, HandingOn, Part, Together
@@ -177,12 +177,12 @@ async def test_what_a_terminated_run_held_is_free_soon(bench: Bench, parts: list
 async def test_a_reset_run_keeps_them_all(bench: Bench, parts: list[Part]) -> None:
     """A run that is reset to when it held goes on holding them past their leases, and releases them at its end."""
     for part in parts:
-        part.lease = 2.0
+        part.lease = SHORT_S
     actor, handle = await bench.actor(), await held(bench, parts)
     fences = await handle.execute_update(Together.until_held)
     again = await reset(bench.client, handle, -1)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(again.result(), 5)
+        await asyncio.wait_for(again.result(), SHORT_S + 2)
     assert await again.execute_update(Together.until_held) == fences
     await again.signal(Together.proceed)
     assert await again.result() == "held"
@@ -192,7 +192,7 @@ async def test_a_reset_run_keeps_them_all(bench: Bench, parts: list[Part]) -> No
 async def test_they_go_from_run_to_run(bench: Bench, parts: list[Part]) -> None:
     """What is detached in the block is adopted by the next run, with the same fences, and kept past its leases."""
     for part in parts:
-        part.lease = 2.0
+        part.lease = SHORT_S
     actor, first = await bench.actor(), await bench.start(HandingOn.run, parts, [])
     fences = await first.execute_update(HandingOn.until_held)
     await first.signal(HandingOn.proceed)
@@ -201,10 +201,10 @@ async def test_they_go_from_run_to_run(bench: Bench, parts: list[Part]) -> None:
     async def is_next() -> bool:
         return bool((await latest.describe()).run_id != first.first_execution_run_id and await latest.query("held"))
 
-    await eventually(is_next)
+    await eventually(is_next, 2 * SHORT_S)
     assert await latest.execute_update(HandingOn.until_held) == fences
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(latest.result(), 4)
+        await asyncio.wait_for(latest.result(), SHORT_S + 2)
     assert not any([await are_free(bench, actor, part) for part in parts])
     await latest.signal(HandingOn.proceed)
     assert await latest.result() == "adopted"

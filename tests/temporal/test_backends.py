@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from backend_bench import Bench
 from backend_flows import WORKFLOWS, Actor, Asking, Holder, Inside, guarded
-from temporal_tools import Place, reset
+from temporal_tools import SHORT_S, Place, reset
 from temporalio.client import Client, WorkflowFailureError
 
 from redlease import Position
@@ -195,11 +195,11 @@ async def test_a_permit_that_nobody_keeps_lapses(bench: Bench) -> None:
 async def test_a_renewal(bench: Bench) -> None:
     """A renewed permit outlives its first lease, and one that is gone cannot be renewed."""
     first, second = await bench.actor(), await bench.actor()
-    permit = await bench.do(first, Actor.acquire, Asking(), lease=1.0)
+    permit = await bench.do(first, Actor.acquire, Asking(), lease=SHORT_S)
     renewed: Permit = await bench.do(first, Actor.renew, permit, 30.0)
     assert (renewed.fence, renewed.lease_ms) == (permit.fence, 30_000)
     assert renewed.expires_at_ms > permit.expires_at_ms
-    assert await bench.failing(second, Actor.acquire, Asking(timeout=2.5)) == "AcquireTimeout"
+    assert await bench.failing(second, Actor.acquire, Asking(timeout=SHORT_S + 2)) == "AcquireTimeout"
     assert await bench.do(first, Actor.check, renewed)
     await bench.do(first, Actor.release, renewed)
     assert await bench.failing(first, Actor.renew, renewed, None) == "LeaseLost"
@@ -207,9 +207,9 @@ async def test_a_renewal(bench: Bench) -> None:
 
 async def test_a_hold_outlives_its_lease(bench: Bench) -> None:
     """What a hold holds is kept while its run is open."""
-    holder, actor = await bench.holder(lease=0.5), await bench.actor()
+    holder, actor = await bench.holder(lease=SHORT_S), await bench.actor()
     fence = await holder.execute_update(Holder.until_held)
-    assert await bench.failing(actor, Actor.acquire, Asking(timeout=3)) == "AcquireTimeout"
+    assert await bench.failing(actor, Actor.acquire, Asking(timeout=SHORT_S + 2)) == "AcquireTimeout"
     await holder.signal(Holder.proceed)
     assert await holder.result() == f"held {fence}"
     assert await bench.do(actor, Actor.acquire, Asking(timeout=3))
@@ -241,7 +241,7 @@ async def test_a_terminated_run_holds_for_a_lease_at_most(bench: Bench) -> None:
 
 async def test_a_permit_goes_from_run_to_run(bench: Bench) -> None:
     """What is detached before continue-as-new is adopted by the next run, with its fence, and kept."""
-    holder, actor = await bench.holder("hand on", lease=1.0), await bench.actor()
+    holder, actor = await bench.holder("hand on", lease=SHORT_S), await bench.actor()
     fence = await holder.execute_update(Holder.until_held)
     await holder.signal(Holder.proceed)
     latest = bench.client.get_workflow_handle(holder.id)
@@ -249,8 +249,8 @@ async def test_a_permit_goes_from_run_to_run(bench: Bench) -> None:
     async def adopted() -> bool:
         return bool(await latest.query(Holder.fence) == fence and (await latest.describe()).run_id != holder.run_id)
 
-    await eventually(adopted)
-    assert await bench.failing(actor, Actor.acquire, Asking(timeout=3)) == "AcquireTimeout"
+    await eventually(adopted, 2 * SHORT_S)
+    assert await bench.failing(actor, Actor.acquire, Asking(timeout=SHORT_S + 2)) == "AcquireTimeout"
     await latest.signal(Holder.proceed)
     assert await latest.result() == f"adopted {fence}"
     assert await bench.do(actor, Actor.acquire, Asking(timeout=3))
@@ -315,10 +315,10 @@ async def test_max_hold_ends_the_keeping(bench: Bench, how: str) -> None:
 
 async def test_a_reset_run_keeps_its_permit(bench: Bench) -> None:
     """A run that is reset to a moment when it held goes on holding, past its lease."""
-    holder, actor = await bench.holder(lease=1.0), await bench.actor()
+    holder, actor = await bench.holder(lease=SHORT_S), await bench.actor()
     fence = await holder.execute_update(Holder.until_held)
     again = await reset(bench.client, holder, -1)
-    assert await bench.failing(actor, Actor.acquire, Asking(timeout=4)) == "AcquireTimeout"
+    assert await bench.failing(actor, Actor.acquire, Asking(timeout=SHORT_S + 2)) == "AcquireTimeout"
     await again.signal(Holder.proceed)
     assert await again.result() == f"held {fence}"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ending_flows import Cleaning, Ending, Heirs, guarded
 from lock_flows import Sleeper, Use, work
-from temporal_tools import WIDE, Place, holder_of, names_of, reset, stays_held, tasks_that_failed, waiting
+from temporal_tools import SHORT_S, WIDE, Place, holder_of, names_of, reset, stays_held, tasks_that_failed, waiting
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError, TimeoutError  # noqa: A004
 
@@ -183,12 +183,12 @@ async def is_successor(handle: WorkflowHandle[Any, Any]) -> bool:
 
 async def test_continued_and_adopted(client: Client, place: Place, pool: Semaphore) -> None:
     """A permit that is handed on keeps its fence over several runs, each of them longer than its lease, and is kept."""
-    use = Use("r", lease=1.0, seconds=1.2)
+    use = Use("r", lease=3.0, seconds=3.5)
     handle = await client.start_workflow(
         Heirs.run, args=[use, None, 4], id=place.task_queue, task_queue=place.task_queue
     )
     fence = await eventually(lambda: holder_of(pool))
-    await stays_held(pool, fence, 7)
+    await stays_held(pool, fence, 15)
     await handle_of_latest(client, handle).signal(Heirs.proceed)
     assert await handle.result() == fence
     await eventually(lambda: is_free(pool), SERVED_WITHIN + 8)
@@ -243,12 +243,12 @@ async def test_successor_closes_without_adopting(client: Client, place: Place, p
 
 async def test_reset_after_the_acquire(client: Client, place: Place, pool: Semaphore) -> None:
     """A run that was reset to after the acquire keeps the permit, its fence and its renewal."""
-    handle, fence = await begun(client, place, Use("r", lease=1.5), "complete")
+    handle, fence = await begun(client, place, Use("r", lease=SHORT_S), "complete")
     await handle.signal(Ending.nudge)
     await eventually(lambda: has_completed_tasks(handle, 2))
     async with waiting(pool):
         latest = await reset(client, handle, -1)
-        await stays_held(pool, fence, 6)
+        await stays_held(pool, fence, SHORT_S + 2)
         await latest.signal(Ending.proceed)
         assert await latest.result() == "complete True"
 
@@ -260,12 +260,12 @@ async def has_completed_tasks(handle: WorkflowHandle[Any, Any], count: int) -> b
 
 async def test_reset_before_the_acquire(client: Client, place: Place, pool: Semaphore) -> None:
     """A run that was reset to before the acquire finds its permit again, or gets one with a greater fence."""
-    handle, fence = await begun(client, place, Use("r", lease=1.5), "complete")
+    handle, fence = await begun(client, place, Use("r", lease=SHORT_S), "complete")
     latest = await reset(client, handle, 0)
     again = await latest.execute_update(Ending.until_held)
     assert again >= fence
     async with waiting(pool) as waiter:
-        await stays_held(pool, again, 5)
+        await stays_held(pool, again, SHORT_S + 2)
         await latest.signal(Ending.proceed)
         assert await latest.result() == "complete True"
         await asyncio.wait_for(asyncio.shield(waiter), 1)
@@ -407,7 +407,7 @@ async def test_temporal_away_for_a_while(
     temporal = await own_temporal_server()
     place = Place(temporal, task_queue, redis_url, prefix)
     async with place.serving(WORKFLOWS, ACTIVITIES) as client:
-        handle, fence = await begun(client, place, Use("r", lease=1.0), "complete")
+        handle, fence = await begun(client, place, Use("r", lease=3.0), "complete")
         async with waiting(pool):
             temporal.pause()
             try:

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from exclusive_flows import Calling, Order, Vendor, call_alone, call_unless_full, call_vendor
+from exclusive_flows import (
+    Calling,
+    Order,
+    Vendor,
+    call_alone,
+    call_at_a_rate,
+    call_in_turn,
+    call_unless_full,
+    call_vendor,
+)
 from temporal_tools import Place
 from temporalio import activity
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.common import Priority
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import Worker
 
 from redlease import Redlease
 from redlease_temporal.worker import current_hold, exclusive
 
-from helpers import eventually, queue_up
+from helpers import eventually, queue_up, until_waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,15 +38,17 @@ if TYPE_CHECKING:
 @pytest.fixture
 async def client(place: Place) -> AsyncIterator[Client]:
     """A client with the plugin, beside a worker."""
-    activities = [call_vendor, call_alone, call_unless_full, Vendor().call_method]
+    activities = [call_vendor, call_alone, call_unless_full, call_in_turn, call_at_a_rate, Vendor().call_method]
     async with place.serving([Calling], activities) as client:
         yield client
 
 
-async def call(client: Client, queue: str, name: str, order: Order, attempts: int = 0, number: int = 0) -> Any:
+async def call(
+    client: Client, queue: str, name: str, order: Order, attempts: int = 0, number: int = 0, **options: Any
+) -> Any:
     """Return the handle of a workflow that calls the activity."""
     return await client.start_workflow(
-        Calling.run, args=[name, order, attempts], id=f"{queue}-{number}", task_queue=queue
+        Calling.run, args=[name, order, attempts], id=f"{queue}-{number}", task_queue=queue, **options
     )
 
 
@@ -59,6 +72,37 @@ async def test_each_key_is_a_resource_of_its_own(client: Client, task_queue: str
         free = await call(client, task_queue, "call_alone", Order("free"))
         assert (await free.result())[0] == 1
     assert (await (await call(client, task_queue, "call_method", Order("m"), number=1)).result())[0] == 1
+
+
+async def test_keys_share_a_resource_whose_limit_each_keeps_to(
+    client: Client, task_queue: str, outside: Redlease
+) -> None:
+    """With `per_key` the second call for a vendor waits for the first, and one for another vendor runs beside it."""
+    pool = outside.semaphore("vendor-fair", 3)
+    first = await call(client, task_queue, "call_in_turn", Order("a", seconds=3.0))
+    await eventually(lambda: _held(pool))
+    second = await call(client, task_queue, "call_in_turn", Order("a"), number=1)
+    await until_waiting(pool, 1, 10)
+    other = await call(client, task_queue, "call_in_turn", Order("b"), number=2)
+    fences = [(await handle.result())[1] for handle in (first, other, second)]
+    assert fences == sorted(fences)
+
+
+async def test_whose_turn_it_is_by_the_priority(client: Client, task_queue: str, outside: Redlease) -> None:
+    """An activity without a key of its own takes the turns of its workflow's fairness key."""
+    pool = outside.semaphore("vendor-api", 2)
+    priority = Priority(fairness_key="a", fairness_weight=2.0)
+    handle = await call(client, task_queue, "call_vendor", Order(seconds=2.0), priority=priority)
+    await eventually(lambda: _held(pool))
+    assert [holder.key for holder in (await pool.inspect()).holders] == ["a"]
+    await handle.result()
+
+
+async def test_calls_keep_to_a_rate(client: Client, task_queue: str) -> None:
+    """Of four that might run at once two begin in a second: their fences, µs of the server's clock, tell."""
+    handles = [await call(client, task_queue, "call_at_a_rate", Order(), number=number) for number in range(4)]
+    fences = sorted([(await handle.result())[1] for handle in handles])
+    assert all(later - before >= 499_000 for before, later in itertools.pairwise(fences)), fences
 
 
 async def test_a_retry_takes_over_the_permit_with_a_new_fence(

@@ -24,7 +24,7 @@ from losing_flows import (
     Signalled,
     Twice,
 )
-from temporal_tools import Place, holder_of, names_of, stays_held, tasks_that_failed, waiting
+from temporal_tools import SHORT_S, Place, holder_of, names_of, stays_held, tasks_that_failed, waiting
 from temporalio import activity
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, ChildWorkflowError
@@ -346,8 +346,8 @@ async def is_held_above(pool: Semaphore, fence: int) -> bool:
 
 async def test_without_a_block(client: Client, place: Place, pool: Semaphore) -> None:
     """A hold without a block is kept until it is released, which may be said twice."""
-    handle = await begun(client, place, Blockless, Use("r", lease=1.0))
-    await stays_held(pool, await holder_of(pool), 2.5)
+    handle = await begun(client, place, Blockless, Use("r", lease=SHORT_S))
+    await stays_held(pool, await holder_of(pool), SHORT_S + 2)
     await handle.signal("proceed")
     assert await outcome(handle) == [False, True, False, "check"]
     assert await holder_of(pool) == 0

@@ -8,8 +8,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import pytest_asyncio
-from lock_service import CALLERS, SERVICE_QUEUE, Callers, with_callers
+from lock_service import CALLERS, SERVICE_QUEUE, Callers
 from nexus_flows import (
     ENDPOINT,
     FENCES,
@@ -40,19 +39,12 @@ if TYPE_CHECKING:
 
     from quiet import Quiet
     from temporal.conftest import StartWorkerProcess
-    from temporal_server import TemporalServer
 
 WORKFLOWS = [LateCopy, Remote, RemoteCalls, RemoteHeirs, RemoteWaits]
 MANY = 20  # more than the service has slots
 TURNS = 4
 NOT_BY_EXPIRY = 40.0  # less than the adopt_window and a lease, for what takes two seconds
 SOON = 60.0  # far more than it takes, on a machine that does much else
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def callers(temporal_server: TemporalServer) -> Callers:
-    """The namespace of those who call."""
-    return await with_callers(temporal_server)
 
 
 @pytest.fixture

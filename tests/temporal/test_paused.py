@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from quiet import Quiet
 
-LEASE = 1.0
+LEASE = 2.0
 SERVED_WITHIN = 3.0  # of the end of a run for whose permit somebody waits: a second, and what a busy machine takes
 
 BACKENDS = ["redis", "slots", "coordinator"]

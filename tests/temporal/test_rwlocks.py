@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from backend_bench import Bench
 from backend_flows import Actor
-from temporal_tools import Place, names_of, reset
+from temporal_tools import SHORT_S, Place, names_of, reset
 from temporalio.client import WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from together_flows import Part, Sharing
@@ -125,7 +125,7 @@ async def test_a_writer_becomes_a_reader(catalog: Catalog) -> None:
 
 async def test_a_downgraded_permit_goes_from_run_to_run(catalog: Catalog) -> None:
     """What was downgraded and detached is adopted by the next run, as a reader's, and is kept past its lease."""
-    writer, actor = await catalog.held("write", timeout=-30.0, lease=2.0), await catalog.bench.actor()
+    writer, actor = await catalog.held("write", timeout=-30.0, lease=SHORT_S), await catalog.bench.actor()
     fence = (await writer.execute_update(Sharing.downgrade)).fence
     await writer.signal(Sharing.proceed)
     latest = catalog.bench.client.get_workflow_handle(writer.id)
@@ -135,8 +135,8 @@ async def test_a_downgraded_permit_goes_from_run_to_run(catalog: Catalog) -> Non
             (await latest.describe()).run_id != writer.first_execution_run_id and await latest.query("held") == [1]
         )
 
-    await eventually(adopted)
-    other = await catalog.start("write", timeout=4.5)
+    await eventually(adopted, 2 * SHORT_S)
+    other = await catalog.start("write", timeout=SHORT_S + 2)
     assert await other.result() == "timed out"
     assert sides(await catalog.bench.seen(actor)) == ([False], [])
     assert await end(latest) == fence

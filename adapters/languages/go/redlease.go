@@ -29,6 +29,7 @@ type Permit struct {
 	ExpiresAtMs int64             `json:"expires_at_ms"`
 	Owner       string            `json:"owner"`
 	Metadata    map[string]string `json:"metadata"`
+	Key         *string           `json:"key"`
 }
 
 // Options of a request; the zero value of each is its default.
@@ -37,6 +38,8 @@ type Options struct {
 	Timeout time.Duration // how long to wait: without limit
 	Weight  int           // units to hold: 1
 	MaxHold time.Duration // after this it is no longer renewed: never
+	Key     string        // requests of different keys take turns: none
+	Share   float64       // how large a share of the turns the key gets: 1
 }
 
 // Locks are those of one service, for one workflow run.
@@ -46,13 +49,15 @@ type Locks struct {
 }
 
 type acquire struct {
-	Resource  string `json:"resource"`
-	Capacity  int    `json:"capacity"`
-	Ticket    string `json:"ticket"`
-	Weight    int    `json:"weight"`
-	LeaseMs   int64  `json:"lease_ms"`
-	TimeoutMs *int64 `json:"timeout_ms"`
-	MaxHoldMs *int64 `json:"max_hold_ms"`
+	Resource  string  `json:"resource"`
+	Capacity  int     `json:"capacity"`
+	Ticket    string  `json:"ticket"`
+	Weight    int     `json:"weight"`
+	LeaseMs   int64   `json:"lease_ms"`
+	TimeoutMs *int64  `json:"timeout_ms"`
+	MaxHoldMs *int64  `json:"max_hold_ms"`
+	Key       string  `json:"key"`
+	Share     float64 `json:"share"`
 }
 
 type release struct {
@@ -90,7 +95,7 @@ func (locks *Locks) WithPermit(
 // Acquire waits for a permit, which the service renews while this run is open. Its error has a Refusal, is that of a
 // cancellation, or says that the service did not answer; the request is then out of the queue.
 func (locks *Locks) Acquire(ctx workflow.Context, resource string, capacity int, options ...Options) (Permit, error) {
-	wanted := Options{Lease: 30 * time.Second, Weight: 1}
+	wanted := Options{Lease: 30 * time.Second, Weight: 1, Share: 1}
 	for _, given := range options {
 		wanted = given.or(wanted)
 	}
@@ -101,6 +106,7 @@ func (locks *Locks) Acquire(ctx workflow.Context, resource string, capacity int,
 	call := acquire{
 		Resource: resource, Capacity: capacity, Ticket: ticket, Weight: wanted.Weight,
 		LeaseMs: wanted.Lease.Milliseconds(), TimeoutMs: ms(wanted.Timeout), MaxHoldMs: ms(wanted.MaxHold),
+		Key: wanted.Key, Share: wanted.Share,
 	}
 	limit := time.Duration(0)
 	if wanted.Timeout > 0 {
@@ -174,6 +180,9 @@ func (given Options) or(usual Options) Options {
 	}
 	if given.Weight == 0 {
 		given.Weight = usual.Weight
+	}
+	if given.Share == 0 {
+		given.Share = usual.Share
 	}
 	return given
 }

@@ -12,16 +12,17 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from redlease import Hold, RedleaseError, Semaphore, limits
+from redlease import Hold, Rate, RedleaseError, Semaphore, limits
 from redlease.limits import Duration
 from redlease_temporal.backends.redis.registry import digest
 from redlease_temporal.errors import AcquireTimeout, failure, misuse
-from redlease_temporal.payloads.locks import Terms
+from redlease_temporal.payloads.locks import Terms, turn_of
 
 from .attempts import Attempt, Attempts
 
@@ -46,22 +47,38 @@ attempts_here: ContextVar[Attempts] = ContextVar("redlease_attempts")
 _hold: ContextVar[Hold] = ContextVar("redlease_hold")
 
 
+class _Need(NamedTuple):
+    """What one activity needs: the resource, and whose turn it takes there."""
+
+    terms: Terms
+    key: str
+    share: float = 1
+
+
 class _Rule(NamedTuple):
     """The checked parameters of the decorator; `slot_wait_s` in seconds."""
 
-    name: str
-    capacity: int
+    terms: Terms
     key: Callable[..., object] | None
-    lease_ms: int
     slot_wait_s: float
     retry_lease_ms: int
-    max_waiters: int | None
 
-    def terms(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms:
-        """The resource that an activity with these arguments needs."""
-        name = self.name if self.key is None else f"{self.name}:{self.key(*args, **kwargs)}"
-        misuse(limits.checked_text, "resource name", name, limits.NAME_BYTES_MAX)
-        return Terms(name, self.capacity, self.lease_ms, self.max_waiters)
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the keys of calls share one resource; otherwise each key is a resource of its own."""
+        return self.terms.per_key is not None or self.terms.per_key_rate is not None
+
+    def need(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Need:
+        """What an activity with these arguments needs."""
+        terms, turn = self.terms, turn_of(activity.info().priority)
+        if self.key is not None:
+            key = str(self.key(*args, **kwargs))
+            if self.takes_turns:
+                turn = misuse(limits.checked_text, "key", key, limits.KEY_BYTES_MAX), 1
+            else:
+                name = misuse(limits.checked_text, "resource name", f"{terms.resource}:{key}", limits.NAME_BYTES_MAX)
+                terms = replace(terms, resource=name)
+        return _Need(terms, *turn)
 
 
 def exclusive(
@@ -73,6 +90,9 @@ def exclusive(
     slot_wait: Duration = 10.0,
     retry_lease: Duration = 60.0,
     max_waiters: int | None = None,
+    per_key: int | None = None,
+    rate: Rate | Literal[0] | None = None,
+    per_key_rate: Rate | Literal[0] | None = None,
 ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
     """Runs at most `capacity` calls of an async activity at once, everywhere. Put it below `activity.defn`.
 
@@ -83,11 +103,16 @@ def exclusive(
     Args:
         name: Of the resource.
         capacity: How many may run at once.
-        key: Called with the activity's arguments; its result is added to the name: one resource for each.
+        key: Called with the activity's arguments; its result is added to the name: one resource for each. With
+            `per_key` or `per_key_rate` there is one resource, whose keys take turns; by default the fairness key and
+            weight of the activity's priority say whose turn it is.
         lease: How long the permit outlives a worker that died, in seconds or as a timedelta, as all durations.
         slot_wait: How long one attempt waits.
         retry_lease: How long the permit, or the queue entry, is kept for the next attempt.
         max_waiters: The attempt fails with `QueueFull` when so many wait.
+        per_key: How many of one key may run at once; 0 for no such limit.
+        rate: How many may begin in a time, as a `redlease.Rate`; 0 for no such limit.
+        per_key_rate: The same for those of one key.
 
     Raises:
         ValueError: A parameter is wrong, or the function is not asynchronous.
@@ -99,15 +124,11 @@ def exclusive(
         ...     return await vendor.post(order, fence=current_hold().fence)
     """
     rule = _Rule(
-        limits.checked_text("resource name", name, limits.NAME_BYTES_MAX),
-        limits.checked_count("capacity", capacity),
+        Terms.checked(name, capacity, lease, max_waiters, per_key=per_key, rate=rate, per_key_rate=per_key_rate),
         key,
-        limits.milliseconds("lease", lease, limits.LEASE_MS_MIN),
         limits.milliseconds("slot_wait", slot_wait) / 1000,
         limits.milliseconds("retry_lease", retry_lease, limits.LEASE_MS_MIN),
-        None if max_waiters is None else limits.checked_count("max_waiters", max_waiters, 0),
     )
-
     return functools.partial(_decorated, rule)
 
 
@@ -121,8 +142,8 @@ def _decorated(rule: _Rule, function: Callable[P, Awaitable[T]]) -> Callable[P, 
     @functools.wraps(function)
     async def run(*args: P.args, **kwargs: P.kwargs) -> T:
         with _failures():
-            terms = rule.terms(args[skipped:], kwargs)
-            async with _held(rule, terms):
+            need = rule.need(args[skipped:], kwargs)
+            async with _held(rule, need):
                 return await function(*args, **kwargs)
 
     return run
@@ -151,13 +172,13 @@ def _failures() -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _held(rule: _Rule, terms: Terms) -> AsyncIterator[None]:
+async def _held(rule: _Rule, need: _Need) -> AsyncIterator[None]:
     attempts = attempts_here.get(None)
     if attempts is None:
         message = "redlease: this worker does not know of locks. Give RedleasePlugin to its client or worker"
         raise ApplicationError(message, type="RuntimeError", non_retryable=True)
-    semaphore, ticket = attempts.semaphore(terms), _ticket()
-    attempt = attempts.begin((semaphore.name, ticket), lambda: _hold_of(semaphore, ticket))
+    semaphore, ticket = attempts.semaphore(need.terms), _ticket()
+    attempt = attempts.begin((semaphore.name, ticket), lambda: _hold_of(semaphore, ticket, need))
     hold = await _granted(attempt, rule, semaphore, ticket)
     token = _hold.set(hold)
     try:
@@ -208,8 +229,8 @@ async def _granted(attempt: Attempt, rule: _Rule, semaphore: Semaphore, ticket: 
     return hold
 
 
-async def _hold_of(semaphore: Semaphore, ticket: str) -> Hold:
-    return await semaphore.hold(ticket=ticket, owner=_owner())
+async def _hold_of(semaphore: Semaphore, ticket: str, need: _Need) -> Hold:
+    return await semaphore.hold(ticket=ticket, owner=_owner(), key=need.key or None, share=need.share)
 
 
 async def _heartbeating(attempt: Attempt, seconds: float) -> Hold:

@@ -15,7 +15,10 @@ from redlease_temporal.workflow_side.run import current
 
 def terms_of(call: Acquire) -> locks.Terms:
     """What the call declares about its resource."""
-    return locks.Terms(call.resource, call.capacity, call.lease_ms, call.max_waiters)
+    return locks.Terms(
+        *(call.resource, call.capacity, call.lease_ms, call.max_waiters),
+        *(call.per_key, call.rate, call.per_key_rate),
+    )
 
 
 @workflow.defn(name=ACQUIRE_WORKFLOW)
@@ -40,6 +43,8 @@ class AcquireWorkflow:
             on_close=call.on_close,
             max_hold_ms=call.max_hold_ms,
             caller=call.caller,
+            key=call.key,
+            share=call.share,
         )
         timeout = None if call.timeout_ms is None else timedelta(milliseconds=call.timeout_ms)
         with run.requesting():

@@ -62,13 +62,19 @@ class CallerPermits:
         return caller
 
     async def try_acquire(self, call: Acquire) -> Permit | None:
-        """Acquires a permit if one is free and nobody waits, and keeps it for the caller."""
+        """Acquires a permit if one is free and nobody waits, and keeps it for the caller.
+
+        Raises:
+            ValueError: A parameter is wrong.
+        """
+        limits.checked_share(call.share, call.key or None)
         owner = call.owner or (call.caller.workflow_id if call.caller else "")
         permit = await self._relay.semaphore(terms_of(call)).try_acquire(
             ticket=call.ticket,
             weight=call.weight,
             owner=limits.shortened(owner, limits.OWNER_BYTES_MAX) or None,
             metadata=call.metadata,
+            key=call.key or None,
         )
         if permit is not None and call.keep:
             await self._keep(permit, call, terms_of(call))
@@ -163,7 +169,7 @@ def _record(permit: Permit, call: Acquire | Adopt, terms: Terms) -> TicketRecord
         permit.ticket,
         digest(permit.resource, permit.ticket, run_id, "nexus"),
         *(waiting_id(permit.resource, permit.ticket), "", "", 0, "", ""),
-        label(permit.owner, permit.metadata),
+        label(permit.owner, permit.metadata, permit.key or ""),
         permit.owner,
         weight=permit.weight,
         metadata=permit.metadata,
@@ -174,6 +180,7 @@ def _record(permit: Permit, call: Acquire | Adopt, terms: Terms) -> TicketRecord
         capacity=permit.capacity,
         recorded=True,
         caller=call.caller,
+        key=permit.key or "",
     )
 
 

@@ -10,6 +10,19 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self
 
+from temporalio.common import Priority
+
+from redlease.limits import (
+    LEASE_MS_MIN,
+    NAME_BYTES_MAX,
+    SHARE_MAX,
+    SHARE_MIN,
+    Duration,
+    Rate,
+    checked_count,
+    checked_text,
+    milliseconds,
+)
 from redlease.models import Permit
 
 OnClose = Literal["release", "lease"]
@@ -64,13 +77,77 @@ class Caller:
 
 
 @dataclass(frozen=True)
+class RateLimit:
+    """How many grants there may be: `limit` in `per_ms`, `burst` of them at once after a pause; a limit of 0: any."""
+
+    limit: int
+    per_ms: int = 1000
+    burst: int = 1
+
+    @classmethod
+    def of(cls, parameter: str, rate: Rate | Literal[0] | None) -> Self | None:
+        """Returns a rate as payloads contain it; raises ValueError if it is none."""
+        if rate is None:
+            return None
+        if isinstance(rate, Rate):
+            return cls(rate.limit, milliseconds("per", rate.per), rate.burst)
+        if rate != 0 or type(rate) is not int:
+            raise ValueError(f"{parameter} must be a Rate, or 0 for none, not {rate!r}")
+        return cls(0)
+
+    @property
+    def rate(self) -> Rate | Literal[0]:
+        """The rate as services declare it; raises ValueError if a caller in another language sent a wrong one."""
+        return Rate(self.limit, self.per_ms / 1000, self.burst) if self.limit else 0
+
+
+def turn_of(priority: Priority) -> tuple[str, float]:
+    """The key and the share of who gives none: those of the priority that Temporal schedules its tasks by."""
+    if not priority.fairness_key:
+        return "", 1
+    return priority.fairness_key, min(max(priority.fairness_weight or 1, SHARE_MIN), SHARE_MAX)
+
+
+@dataclass(frozen=True)
 class Terms:
-    """What a primitive declares about its resource."""
+    """What a primitive declares about its resource.
+
+    Attributes:
+        per_key: Units that requests with one key may hold at once; 0 removes the limit, None leaves it as it is.
+        rate: How many grants there may be; None leaves it as it is.
+        per_key_rate: The same for the requests of one key.
+    """
 
     resource: str
     capacity: int
     lease_ms: int
     max_waiters: int | None = None
+    per_key: int | None = None
+    rate: RateLimit | None = None
+    per_key_rate: RateLimit | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        name: str,
+        capacity: int,
+        lease: Duration,
+        max_waiters: int | None = None,
+        *,
+        per_key: int | None = None,
+        rate: Rate | Literal[0] | None = None,
+        per_key_rate: Rate | Literal[0] | None = None,
+    ) -> Self:
+        """The terms that a user gives; raises ValueError for a wrong one."""
+        return cls(
+            checked_text("resource name", name, NAME_BYTES_MAX),
+            checked_count("capacity", capacity),
+            milliseconds("lease", lease, LEASE_MS_MIN),
+            None if max_waiters is None else checked_count("max_waiters", max_waiters, 0),
+            None if per_key is None else checked_count("per_key", per_key, 0),
+            RateLimit.of("rate", rate),
+            RateLimit.of("per_key_rate", per_key_rate),
+        )
 
 
 @dataclass(frozen=True)
@@ -85,6 +162,8 @@ class AcquireCall:
         keep: Whether the permit is renewed while the run is open.
         queue: Whether the request may wait.
         caller: The run that is to have the permit, if it is not the one that requests it.
+        key: Whose turn the request takes; empty for that of those without a key.
+        share: How large a share of the turns the key gets.
     """
 
     terms: Terms
@@ -102,6 +181,8 @@ class AcquireCall:
     max_hold_ms: int | None = None
     salt: str = ""
     caller: Caller | None = None
+    key: str = ""
+    share: float = 1
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import nexusrpc
 
 from redlease.models import Permit, Snapshot
 
-from .locks import Caller, OnClose
+from .locks import Caller, OnClose, RateLimit
 
 SERVICE = "redlease"
 # The workflow of the lock service that waits for a grant.
@@ -37,6 +37,11 @@ class Acquire:
         on_close: What happens when that run closes without a release: "release", or "lease" lets the permit expire.
         max_hold_ms: After this it is no longer renewed.
         caller: The run that is to have the permit; by default the one that calls, which the server names.
+        key: Whose turn the request takes: requests of different keys take turns; empty for none.
+        share: How large a share of the turns the key gets beside keys of share 1.
+        per_key: Units that requests with one key may hold at once; 0 for no such limit, null leaves it as it is.
+        rate: How many grants there may be in a time; with a limit of 0 as many as want, null leaves it as it is.
+        per_key_rate: The same for the requests of one key.
     """
 
     resource: str
@@ -52,6 +57,11 @@ class Acquire:
     on_close: OnClose = "release"
     max_hold_ms: int | None = None
     caller: Caller | None = None
+    key: str = ""
+    share: float = 1
+    per_key: int | None = None
+    rate: RateLimit | None = None
+    per_key_rate: RateLimit | None = None
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,13 @@ class Backend(Protocol):
         name: As it is given to `lock(backend=...)`.
         away: The system that may be unreachable while a request waits, as error messages name it.
         weight_max: The most units that one permit may hold.
+        has_turns: Whether it knows keys, shares and rates.
     """
 
     name: str
     away: str
     weight_max: int
+    has_turns: bool
 
     async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         """Waits for a permit. Any end but a grant withdraws the request."""
@@ -89,6 +91,7 @@ class LocalBackend:
     name: str
     away: str
     weight_max = limits.CAPACITY_MAX
+    has_turns = False
 
     def __init__(self, terms: locks.Terms) -> None:
         self._terms = terms

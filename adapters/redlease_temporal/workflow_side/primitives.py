@@ -12,7 +12,7 @@ from temporalio import workflow
 from redlease import limits
 from redlease.limits import Duration
 from redlease.models import Permit, Position, Snapshot
-from redlease_temporal.errors import misuse, misused
+from redlease_temporal.errors import misuse, misused, without_turns
 from redlease_temporal.payloads import locks
 
 from . import metrics
@@ -39,12 +39,14 @@ class Units(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The checked parameters of an acquire. `weight`: in units of the resource."""
+    """The checked parameters of an acquire. `weight`: in units of the resource; `key`: None for that of the run."""
 
     ticket: str | None
     weight: int
     owner: str | None
     metadata: dict[str, str]
+    key: str | None = None
+    share: float = 1
 
 
 class Semaphore:
@@ -83,6 +85,8 @@ class Semaphore:
         weight: int = 1,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
+        key: str | None = None,
+        share: float = 1,
         on_lost: OnLost = "cancel",
         on_close: locks.OnClose = "release",
         max_hold: Duration | None = None,
@@ -97,6 +101,9 @@ class Semaphore:
             weight: Units to hold.
             owner: Who is shown as holder; the workflow id by default.
             metadata: Shown by `inspect()`.
+            key: Requests with different keys take turns, however many of each wait: a customer, say. By default the
+                fairness key of the workflow's priority, with its fairness weight as share.
+            share: How large a share of the turns its key gets beside keys of share 1, from 0.001 to 1000.
             on_lost: "cancel" cancels the body when the permit is lost, "signal" only sets `hold.lost`.
             on_close: What happens when the run ends without a release, for example terminated: "release" releases the
                 permit at once, "lease" lets it expire, for activities that do not stop at once.
@@ -107,12 +114,11 @@ class Semaphore:
             QueueFull: `max_waiters` wait already.
             Withdrawn: Somebody took the request out of the queue by its ticket.
             LeaseLost: The permit was lost while the body ran.
-            ValueError: A parameter is wrong, or the weight can never fit. It is an `ApplicationError` too, and
-                fails the run.
+            ValueError: A parameter is wrong, or the weight can never fit. It fails the run, as an `ApplicationError`.
         """
         _check_endings(on_lost, on_close)
         max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
-        asked, limit = self._asked(ticket, weight, owner, metadata), timeout_of(timeout)
+        asked, limit = self._asked(ticket, weight, owner, metadata, key=key, share=share), timeout_of(timeout)
 
         async def acquire() -> Hold:
             run = current()
@@ -138,13 +144,15 @@ class Semaphore:
         weight: int = 1,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
+        key: str | None = None,
+        share: float = 1,
     ) -> Permit:
         """Acquires a permit as data: nobody renews it, and the caller must release it.
 
         Takes the request parameters of `hold`, and raises the same errors except `LeaseLost`.
         """
         run = current()
-        wish = self._wish(run, self._asked(ticket, weight, owner, metadata), keep=False)
+        wish = self._wish(run, self._asked(ticket, weight, owner, metadata, key=key, share=share), keep=False)
         return await self._obtain(run, wish, timeout_of(timeout))
 
     async def try_acquire(
@@ -154,14 +162,17 @@ class Semaphore:
         weight: int = 1,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
+        key: str | None = None,
     ) -> Permit | None:
-        """Acquires a permit without waiting; None if none is free. Takes the parameters of `acquire` except `timeout`.
+        """Acquires a permit without waiting; None if none is free.
+
+        Takes the parameters of `acquire` except `timeout` and `share`.
 
         Raises:
             Unavailable: The backend was not reached in time.
         """
         run = current()
-        wish = self._wish(run, self._asked(ticket, weight, owner, metadata), keep=False, queue=False)
+        wish = self._wish(run, self._asked(ticket, weight, owner, metadata, key=key), keep=False, queue=False)
         began = workflow.now()
         permit = await self._backend.try_acquire(run, wish)
         if permit is not None:
@@ -189,7 +200,8 @@ class Semaphore:
         self._own(permit)
         _check_endings(on_lost, on_close)
         max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
-        asked = Asked(permit.ticket, permit.weight, None, misuse(limits.checked_metadata, permit.metadata))
+        metadata = misuse(limits.checked_metadata, permit.metadata)
+        asked = Asked(permit.ticket, permit.weight, None, metadata, permit.key or "")
         wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
         adopted = await self._backend.adopt(run, locks.AdoptCall(self._terms, permit, wish, refence))
         return self._hold_of(run, adopted, on_lost)
@@ -277,7 +289,16 @@ class Semaphore:
     def _own(self, permit: Permit) -> None:
         misuse(limits.checked_permit, permit, self.name)
 
-    def _asked(self, ticket: str | None, weight: int, owner: str | None, metadata: dict[str, str] | None) -> Asked:
+    def _asked(
+        self,
+        ticket: str | None,
+        weight: int,
+        owner: str | None,
+        metadata: dict[str, str] | None,
+        *,
+        key: str | None,
+        share: float = 1,
+    ) -> Asked:
         if ticket is not None:
             misuse(limits.checked_text, "ticket", ticket, limits.TICKET_BYTES_MAX)
         if owner is not None:
@@ -289,7 +310,12 @@ class Semaphore:
                 "backend='coordinator' or 'redis'"
             )
             raise misused(message)
-        return Asked(ticket, units, owner, misuse(limits.checked_metadata, metadata))
+        misuse(limits.checked_share, share, key)
+        if key is not None:
+            misuse(limits.checked_text, "key", key, limits.KEY_BYTES_MAX)
+            if not self._backend.has_turns:
+                raise without_turns(self.name, self._backend.name)
+        return Asked(ticket, units, owner, misuse(limits.checked_metadata, metadata), key, share)
 
     def _wish(
         self,
@@ -302,6 +328,9 @@ class Semaphore:
         max_hold_ms: int | None = None,
     ) -> locks.AcquireCall:
         info, number = workflow.info(), run.number(self.name)
+        key, share = asked.key, asked.share
+        if key is None:
+            key, share = locks.turn_of(info.priority) if self._backend.has_turns else ("", 1)
         return locks.AcquireCall(
             self._terms,
             asked.ticket or ticket_of(info, number),
@@ -316,6 +345,8 @@ class Semaphore:
             queue=queue,
             on_close=on_close,
             max_hold_ms=max_hold_ms,
+            key=key,
+            share=share,
         )
 
     async def _obtain(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:

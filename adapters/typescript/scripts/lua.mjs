@@ -8,9 +8,12 @@ const here = fileURLToPath(new URL("../", import.meta.url));
 const python = process.env.REDLEASE_PYTHON ?? `${here}../../redlease`; // where the Python package is
 const read = (path) => readFileSync(`${python}/${path}.lua`, "utf8");
 
-const PARTS = {state: ["state"], queue: ["queue", "turns"], share: ["share"], limits: ["limits"]};
-const files = (part) => PARTS[part].map((file) => read(`lua/parts/${file}`)).join("");
-const included = (text) => text.replace(/--#include (\w+)\n/g, (_, part) => files(part));
+const PARTS = {state: ["state"], grants: ["grants"], queue: ["grants", "queue", "turns"], share: ["share"], limits: ["limits"]};
+function included(text) {
+  const seen = new Set(); // a file that is included a second time stands where it was first
+  const once = (file) => (seen.has(file) ? "" : (seen.add(file), read(`lua/parts/${file}`)));
+  return text.replace(/--#include (\w+)\n/g, (_, part) => PARTS[part].map(once).join(""));
+}
 
 // As protocol/scripts.py does it, so that the server keeps one copy of each script.
 const stripped = (text) => text.split("\n").map((line) => line.trim()).filter((line) => line && !line.startsWith("--")).join("\n") + "\n";

@@ -160,7 +160,7 @@ export class Reading {
   }
 }
 
-/** A message: what it is about is a request or, for "c" and "l", the state key of a resource. */
+/** A message: what it is about is a request or, for "c", the state key of a resource. */
 export interface Message {kind: string; about: string; numbers: number[]}
 
 const NUMBERS: Record<string, number> = {g: 4, m: 1, x: 0, r: 0, c: 1, l: 1};
@@ -168,8 +168,7 @@ const NUMBERS: Record<string, number> = {g: 4, m: 1, x: 0, r: 0, c: 1, l: 1};
 /** Reads a message; undefined if no script can have written it. */
 export function readMessage(payload: string): Message | undefined {
   const [kind = "", ...rest] = payload.split(" ");
-  const isOfResource = kind === "c" || kind === "l";
-  const about = isOfResource ? rest.splice(1).join(" ") : rest.shift();
+  const about = kind === "c" ? rest.splice(1).join(" ") : rest.shift();
   const numbers = rest.map((each) => (/^\d+$/.test(each) ? Number(each) : NaN));
   if (!about || numbers.length !== NUMBERS[kind] || !numbers.every((each) => each >= 0 && each <= FENCE_MAX)) return undefined;
   return {kind, about, numbers};

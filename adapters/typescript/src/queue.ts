@@ -111,6 +111,7 @@ export class Pending {
 
   /** Takes a message about this request. A grant may be believed, since it names the secret id of the request. */
   onMessage(message: Message): void {
+    if (message.kind === "l") return this.settled ? undefined : this.#place?.beatIn(message.numbers[0]!);
     if (this.settled) return void this.late.push(message);
     // A copy that is on its way may shorten what the message says; its reply tells how long the lease is.
     if (message.kind !== "g" || !this.ask.renewed || this.#asking) return void this.send();
@@ -158,7 +159,7 @@ export class Place {
     this.#timer.sooner(this.#confirm(sentMs, leaseMs, reply));
   }
 
-  beatNow(): void { if (this.untilMs !== undefined) this.#timer.set(0); }
+  beatIn(waitMs: number): void { if (this.untilMs !== undefined) this.#timer.sooner(nowMs() + waitMs + (waitMs && ROUNDING_MS)); }
 
   /** Gives the place of that name up; whoever waits asks anew, from one with a higher epoch. */
   lapse(name: string): void {
@@ -225,7 +226,7 @@ export class Session {
   constructor(readonly connection: Connection) {
     connection.onMessage = (payload) => this.#onMessage(payload);
     connection.onReconnect = () => {
-      for (const place of this.#places.values()) place.beatNow();
+      for (const place of this.#places.values()) place.beatIn(0);
       for (const hold of this.holds.values()) hold.onReconnect();
     };
   }
@@ -300,13 +301,13 @@ export class Session {
 
   #onMessage(payload: string): void {
     const message = readMessage(payload);
-    if (message?.kind !== "c" && message?.kind !== "l") {
+    if (message?.kind !== "c") {
       return (this.pending.get(message?.about ?? "") ?? this.holds.get(message?.about ?? ""))?.onMessage(message!);
     }
     const place = this.#places.get(message.about);
-    place?.beatNow();
+    place?.beatIn(0);
     // It may have overtaken the reply that queued a request.
-    for (const each of place?.waiters ?? []) if (message.kind === "c" && each.sequence === undefined) void each.send();
+    for (const each of place?.waiters ?? []) if (each.sequence === undefined) void each.send();
   }
 }
 

@@ -29,11 +29,13 @@ for i = 1, #lapsed, 2 do
 end
 
 -- The limits of the resource: what they keep from others, nobody uses.
-local limits, names = {}, {'\255limit', '\255pause', '\255back', '\255each'}
-for i, text in ipairs(call('HMGET', state, 't' .. names[1], 't' .. names[2], 't' .. names[3], 't' .. names[4])) do
-  local ends = text and tonumber(call('ZSCORE', holders, names[i]) or 0) or 0
+local limits, names = {}, {'\255limit', '\255pause', '\255back', '\255rate', '\255each'}
+for _, name in ipairs(names) do
+  local text = call('HGET', state, 't' .. name)
+  local ends = text and tonumber(call('ZSCORE', holders, name) or 0) or 0
+  if ends > OF_KEYS then ends = ends - OF_KEYS end
   if ends > 0 then used = used - parse(text) end
-  if ends > now then limits[#limits + 1], limits[#limits + 2], limits[#limits + 3] = names[i], ends, text end
+  if ends > now then limits[#limits + 1], limits[#limits + 2], limits[#limits + 3] = name, ends, text end
 end
 
 -- The rank of the first live holder after the previous page; the last holder of that page may be gone or renewed since.
@@ -51,8 +53,12 @@ for i = 1, #live, 2 do
   if bytes <= 0 then break end
   local text = call('HGET', state, 't' .. live[i]) or ''
   after_deadline, after_ticket = tonumber(live[i + 1]), live[i]
-  held[#held + 1], held[#held + 2], held[#held + 3] = after_ticket, after_deadline, text
-  bytes, listed = bytes - #after_ticket - #text, listed + 1
+  local ends = after_deadline < OF_KEYS and after_deadline or after_deadline - OF_KEYS
+  if ends > now then
+    held[#held + 1], held[#held + 2], held[#held + 3] = after_ticket, ends, text
+    bytes = bytes - #after_ticket - #text
+  end
+  listed = listed + 1
   if not is_limit(after_ticket) then permits = permits + 1 end
 end
 local more = permits < most_holders and first + listed < call('ZCARD', holders)

@@ -3,7 +3,8 @@
 -- ARGV: tag ticket
 -- Reply: {tag, place, wait_ms}
 --        (place: 1 is granted next, 0 holds a permit, -1 does neither; of the requests ahead, dead ones before the last 5,000 are
---        counted; wait_ms: what is ahead divided by the capacity, times how long holds lasted of late; -1 if that is not known)
+--        counted; wait_ms: what is ahead divided by the capacity, times how long holds lasted of late, and no less than the rates
+--        allow; -1 if that is not known)
 -- Cost: O(k + log n) with k requests ahead.
 local tag, ticket = ARGV[1], ARGV[2]
 
@@ -31,4 +32,10 @@ for _, other in ipairs(turns.count == 0 and rank > 0 and call('ZRANGE', queue, u
   if weight then place, units = place + 1, units + weight end
 end
 local mean = call('HGET', state, 'h')
-return {tag, place, mean and math.ceil(mean * units / capacity) or -1}
+local wait = mean and math.ceil(mean * units / capacity) or -1
+if rate then -- so many tokens are needed, and the rate gives no more before
+  local us = clock[1] * 1000000 + clock[2]
+  wait = math.max(wait, 0, math.ceil((math.max(us, rate.tat) - us + (place - rate.burst) * rate.interval) / 1000))
+end
+if key and turns.interval then wait = math.max(wait, turns.waits(key, entry)) end
+return {tag, place, wait}

@@ -5,7 +5,7 @@
 -- Reply: {tag, now, fence, capacity, in_use, waiting, held_since, queued_since, history, limit}
 --        (held_since, queued_since: of the longest holder and of the first live waiter that were looked at, 0 if there is none;
 --        waiting: may count waiters whose client died more than a minute ago until the queue reaches them; history: how many entries
---        of history are kept; limit: how many units may be held by the limits that are set, -1 if none is)
+--        of history are kept; limit: how many units may be held by the limits that operators have set, -1 if none is)
 -- Cost: O(m + log n) with m looked at.
 local tag, most = ARGV[1], tonumber(ARGV[2])
 local was = call('HMGET', state, 'f', 'c', 'e', 'y', 'n')
@@ -13,17 +13,17 @@ local units, held_since, queued_since = 0, 0, 0
 
 -- What the limits of the resource keep from others, nobody uses; see parts/limits.lua.
 local limit, kept = -1, 0
-for _, kind in ipairs({'limit', 'pause', 'back'}) do
+for _, kind in ipairs({'limit', 'pause', 'back', 'rate'}) do
   local name = string.char(255) .. kind
   local weight, its_limit = string.match(call('HGET', state, 't' .. name) or '', '^(%d+) 0 (%d+)')
   local ends = weight and tonumber(call('ZSCORE', holders, name) or 0) or 0
   if ends > 0 then kept = kept + weight end
-  if ends > now and (limit < 0 or tonumber(its_limit) < limit) then limit = tonumber(its_limit) end
+  if ends > now and kind ~= 'rate' and (limit < 0 or tonumber(its_limit) < limit) then limit = tonumber(its_limit) end
 end
 
 -- A holder whose lease has ended counts while its lock delay lasts; an entry that stands for a delay counts and holds nothing.
 local delay = tonumber(was[4] or 0)
-local live = call('ZRANGEBYSCORE', holders, format('(%d', now - delay), '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+local live = call('ZRANGEBYSCORE', holders, format('(%d', now - delay), '(4503599627370496', 'WITHSCORES', 'LIMIT', 0, most) -- below OF_KEYS
 for i = 1, #live, 2 do
   local weight, its_fence, since = string.match(call('HGET', state, 't' .. live[i]) or '', '^(%d+) (%d+) %d+ (%d+)')
   local counts, since_ms = tonumber(live[i + 1]) > now, tonumber(since or 0)

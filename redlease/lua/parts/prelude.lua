@@ -7,9 +7,11 @@
 --   KEYS[1] state    hash  f last fence, s last sequence, c capacity, d declared capacity, e units in use minus number of
 --                          holders; times in ms of the server's clock: k when the keys expire, x when the last tombstone ends, w until
 --                          when a client watches, l when a call last found all waiters of a full queue alive; y the lock delay, h how
---                          long holds lasted of late whose release others waited for, in ms; n how many entries of history are kept; and t<ticket>, one
+--                          long holds lasted of late whose release others waited for, in ms; n how many entries of history are kept; r and b the rates, see
+--                          acquire.lua, and o who was told last when to call; and t<ticket>, one
 --                          record each
---   KEYS[2] holders  zset  ticket -> the time its lease ends; \255<deadline> <ticket> -> the time its lock delay ends
+--   KEYS[2] holders  zset  ticket -> the time its lease ends; \255<deadline> <ticket> -> the time its lock delay ends; \255<kind> and
+--                          \255<kind> <key> -> the time that limit ends, plus 2^52 if it is one of keys
 --   KEYS[3] queue    zset  ticket -> its sequence, the order of arrival, less ten for each step of its priority
 --   KEYS[4] waiters  zset  place -> the time it lapses; "!"<request> -> the time that tombstone ends, negated
 -- and, if n is set, the stream <prefix>:{name}:history of what happened: e event, t ticket, f fence, w weight, m ms waited or held,

@@ -1,6 +1,7 @@
 -- queue: reaping and granting, for the operations that need it. scripts.py puts it where they say `--#include queue`.
 
 local BATCH = 100 -- how many entries one call reaps or grants at most: a long script blocks the whole server
+local OF_KEYS = 4503599627370496 -- 2^52: limits of keys stand above it among the holders, with it added to the time, see turns.lua
 local FORGET_MS = 60000 -- how long a lapsed place is kept, so that a late copy cannot revive it
 
 -- Returns the key of a ticket, if it has one, its entry in the queue, its share and its sequence.
@@ -58,11 +59,6 @@ local function remove_holder(ticket, weight)
   end
 end
 
-local function remove_waiter(ticket)
-  if turns.leave then turns.leave(ticket) else call('ZREM', queue, ticket) end
-  call('HDEL', state, 't' .. ticket)
-end
-
 -- Recomputes the excess if all holders fit into one batch.
 local function count_excess()
   local count = call('ZCARD', holders)
@@ -96,14 +92,52 @@ local function lapse(ticket, weight, ended)
   remove_holder(ticket, weight)
 end
 
--- Removes holders whose lease has ended, at most `limit`, and returns how many.
+-- Removes holders whose lease has ended, and limits of keys, at most `limit` of each, and returns how many.
 local function reap(limit)
   local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
   for i = 1, #lapsed, 2 do
     lapse(lapsed[i], parse(call('HGET', state, 't' .. lapsed[i]) or '') or 1, tonumber(lapsed[i + 1]))
   end
+  local over = {}
+  if turns.limits and turns.limits > 0 then
+    over = call('ZRANGEBYSCORE', holders, format('%d', OF_KEYS), format('%d', OF_KEYS + now), 'LIMIT', 0, limit)
+    for _, name in ipairs(over) do remove_holder(name, 0) end
+  end
   count_excess()
-  return #lapsed / 2
+  return math.max(#lapsed / 2, #over)
+end
+
+-- Notifies a waiter, if there is one, that an expiry, so many ms from now, comes earlier than its client expects.
+local function publish_expiry(ticket, ms)
+  local _, _, _, _, place, request = parse(ticket and call('HGET', state, 't' .. ticket) or '')
+  if place then publish_to_sharers(place, request, 'l', format(' %d', ms)) end
+end
+
+-- Notifies the first waiter.
+local function publish_to_head()
+  publish_expiry(first_waiter() or ticket_of(call('ZRANGE', queue, 0, 0)[1]), 0)
+end
+
+-- Returns when the next token is due, if there is none now.
+local function token_due()
+  local ends = rate and call('ZSCORE', holders, string.char(255) .. 'rate')
+  return ends and tonumber(ends) > now and tonumber(ends)
+end
+
+-- Returns the ms until an expiry can let that waiter proceed, of what `soonest` returned; -1 if none can. While there is no token,
+-- only who is granted next calls when it is due.
+local function told(wait, ticket)
+  local key, entry = entry_of(ticket)
+  local by_key = key and turns.told(key, entry)
+  if by_key then return by_key end
+  local due = token_due()
+  if not due then return wait end
+  return ticket == first_waiter() and due - now or -1
+end
+
+local function remove_waiter(ticket)
+  if turns.leave then turns.leave(ticket) else call('ZREM', queue, ticket) end
+  call('HDEL', state, 't' .. ticket)
 end
 
 -- Grants from the head of the queue while the next live waiter fits; returns 1 if it stopped at the batch limit.
@@ -144,10 +178,10 @@ local function grant_waiting()
 end
 
 -- Returns the ms until an expiry can let a waiter proceed: of the first lease or, if capacity is free but too small for
--- the head of the queue, of the head's own place. -1: there is none.
+-- the head of the queue, of the head's own place. -1: there is none. The end of a limit of a key is for its waiters alone, see `told`.
 local function soonest()
   local first = call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2]
-  local at = first and tonumber(first)
+  local at = first and tonumber(first) < OF_KEYS and tonumber(first)
   if not first and excess > 0 then return 0 end -- only the holders key was deleted or evicted
   if used < capacity then
     local head = first_waiter()
@@ -160,11 +194,24 @@ local function soonest()
   return at and math.max(0, at - now) or -1
 end
 
--- Notifies the first waiter that a lease ends earlier than its client expects.
-local function publish_to_head()
-  local head = first_waiter() or ticket_of(call('ZRANGE', queue, 0, 0)[1])
-  local _, _, _, _, place, request = parse(head and call('HGET', state, 't' .. head) or '')
-  for other in string.gmatch(place and '{' .. place .. '}' .. request or '', '{([^}]*)}') do publish(other, 'l 0 ' .. state) end
+-- Where there is a rate, notifies who is granted next if it is another than before, or a new wait for a token begins: nobody else
+-- knows when to call. Field o has who it was.
+tell_first = function()
+  local is_new = rate and rate.due
+  if is_new then rate.due = nil end
+  if not (rate or (turns.interval and turns.count > 0)) then return end
+  local first, was_first = first_waiter(), call('HGET', state, 'o')
+  if was_first and not first then call('HDEL', state, 'o') end
+  if not first or (not is_new and first == was_first) then return end
+  call('HSET', state, 'o', first)
+  local wait = first ~= replied_to and told(soonest(), first) or -1
+  if wait >= 0 then publish_expiry(first, wait) end
+end
+
+-- Returns whether an expiry may have let a waiter proceed, of what `soonest` returned, or the end of a limit of a key.
+local function is_due(wait)
+  if wait == 0 or not turns.limits or turns.limits == 0 then return wait == 0 end
+  return call('ZCOUNT', holders, format('%d', OF_KEYS), format('%d', OF_KEYS + now)) > 0
 end
 
 -- Notifies the clients with waiters of a smaller capacity, so that each fails its requests that no longer fit.

@@ -3,19 +3,28 @@
 local fence, sequence, capacity, declared, used, excess, record
 local expires, tombstones, watched
 local turns = {count = 0, raised = 0, limit = 0} -- see turns.lua, which not all operations include
+local rate -- of grants, if there is one: interval and tat in us, and burst; see grants.lua
+local tell_first, replied_to -- see queue.lua; and the waiter to whom the reply tells what the message would
 local was -- the header as it was read
 local new_holder, new_waiter = false, false -- whether a key may have been created that has no expiry yet
 
 -- Reads the header and one ticket's record. It is the first access to state and holders: a key of a wrong type fails here.
 local function read(ticket)
-  was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g', 'b')
+  was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g', 'b', 'r')
   fence, excess = was[1] and tonumber(was[1]) or 0, was[2] and tonumber(was[2]) or 0
   used = call('ZCARD', holders) + excess
   capacity, declared = was[3] and tonumber(was[3]) or 0, was[4] and tonumber(was[4]) or 0
   sequence, expires = was[5] and tonumber(was[5]) or 0, was[6] and tonumber(was[6]) or 0
   tombstones, watched = was[7] and tonumber(was[7]) or 0, was[8] and tonumber(was[8]) or 0
   record = was[9]
-  if was[12] then turns.limit = tonumber(was[12]) end
+  if was[12] then
+    local limit, interval, burst = string.match(was[12], '^(%d+) ?(%d*) ?(%d*)$')
+    turns.limit, turns.interval, turns.burst = tonumber(limit), tonumber(interval), tonumber(burst)
+  end
+  if was[13] then
+    local interval, burst, tat = string.match(was[13], '^(%d+) (%d+) (%d+)$')
+    rate = {interval = tonumber(interval), burst = tonumber(burst), tat = tonumber(tat)}
+  end
   if was[11] then
     local count, virtual, start, numbers, raised, limits = string.match(was[11], '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
     turns.count, turns.virtual, turns.start, turns.numbers = count + 0, virtual + 0, start + 0, numbers + 0
@@ -64,7 +73,8 @@ end
 -- A server before Redis 7.2 that stops inside a script for longer than that deletes the keys here, when everything in them has
 -- ended. So no expiry is written before this point: what a call writes after a deletion would have none.
 local function commit(deadline, idle)
-  local wanted = math.max(deadline, math.max(now, math.floor(fence / 1000)) + idle)
+  if tell_first then tell_first() end
+  local wanted = math.max(deadline, math.max(now, math.floor(fence / 1000)) + idle, rate and rate.tat / 1000 + 1 or 0, turns.kept or 0)
   local due = expires < wanted
   if due then
     expires = wanted + math.floor(idle / 64)
@@ -101,16 +111,9 @@ local function next_fence()
   return format('%d', fence)
 end
 
--- Sets the deadline of a holder.
+-- Sets the deadline of a holder; returns whether it is a new one.
 local function lease_until(ticket, deadline)
-  if call('ZADD', holders, format('%d', deadline), ticket) == 1 then new_holder = true end
-end
-
--- Adds a holder, who has waited since then; the caller notifies its client.
-local function make_holder(ticket, weight, lease, place, request, label, deadline, since)
-  lease_until(ticket, deadline)
-  used, excess = used + weight, excess + weight - 1
-  local first = string.find(request, '{', 1, true) and '0' or '' -- of a shared ticket
-  set('t' .. ticket, format('%s%d %s %d %d %s %s %s', first, weight, next_fence(), lease, now, place, request, label))
-  note('granted', ticket, format('%d', fence), weight, now - since, label)
+  if call('ZADD', holders, format('%d', deadline), ticket) == 0 then return false end
+  new_holder = true
+  return true
 end

@@ -17,7 +17,7 @@ if turns.count > 0 or turns.key then (function() -- a function of its own, so th
 local HEADS, REST = 2251799813685248, 4503599627370496 -- 2^51 and 2^52, so that tags and numbers are whole
 local ONE = 1000 -- a unit at share 1: tags are whole numbers
 if not was[11] then turns.virtual, turns.start, turns.numbers, turns.limits = 0, 0, 0, 0 end
-turns.limited = turns.limit > 0 or turns.limits > 0
+turns.limited = turns.limit > 0 or turns.limits > 0 or turns.interval
 
 local function cost(weight, share)
   return math.max(1, math.min(2 ^ 31, math.floor(weight * ONE / share + 0.5)))
@@ -59,14 +59,15 @@ local function first_of_rest(number)
   return number > 0 and call('ZRANGEBYSCORE', queue, score, score, 'LIMIT', 0, 1)[1]
 end
 
--- Returns how many units a key may have: 0 while it is held back, else its own limit, that for each key, or the declared one.
+-- Returns how many units a key may have: 0 while it is held back, else its own limit, that for each key, or the declared one. And
+-- when that ends, unless it is the declared one.
 local function limit_of(key)
   if turns.limits > 0 then
     for _, name in ipairs({'\255back ' .. key, '\255limit ' .. key, '\255each'}) do
-      local ends = call('ZSCORE', holders, name)
-      if ends and tonumber(ends) > now then
+      local ends = (call('ZSCORE', holders, name) or 0) - OF_KEYS
+      if ends > now then
         local _, _, units = parse(call('HGET', state, 't' .. name) or '')
-        return tonumber(units)
+        return tonumber(units), ends
       end
     end
   end
@@ -78,9 +79,19 @@ function turns.is_heavy(key, weight)
   return turns.limit > 0 and weight > turns.limit and limit_of(key) < weight
 end
 
+-- Returns when the next token of a key is due, if it has none now. None comes later than one interval after the last: the rate may
+-- be another now.
+local function token_due_to(key)
+  if not turns.interval or turns.limits == 0 then return end
+  local _, _, _, since = parse(call('HGET', state, 't\255rate ' .. key) or '')
+  if not since then return end
+  local due = math.min(call('ZSCORE', holders, '\255rate ' .. key) - OF_KEYS, since + 1 + math.ceil(turns.interval / 1000))
+  return due > now and due
+end
+
 local function over_limit(key, held, weight)
   local most = limit_of(key)
-  return most and held + weight > most
+  return most and held + weight > most or token_due_to(key)
 end
 
 -- Forgets a ticket that neither holds nor waits any more.
@@ -133,6 +144,69 @@ end
 function turns.use(key, units)
   local held, number, head = read_key(key)
   write_key(key, held + units, number, head, turns.virtual)
+end
+
+-- Keeps a number for a key until then, by an entry among the holders without weight.
+local function keep(kind, key, number, until_ms)
+  local name = string.char(255) .. kind .. ' ' .. key
+  if lease_until(name, OF_KEYS + until_ms) then
+    excess = excess - 1
+    turns.add(name, key, 1, 0)
+    turns.limits = turns.limits + 1
+  end
+  call('HSET', state, 't' .. name, format('0 %.0f 0 %d - - ["",{}]', number, now))
+  turns.kept = math.max(turns.kept or 0, until_ms)
+end
+
+-- Takes a token of a key whose request is granted; one without any has to wait for the next, see grants.lua.
+local function spend(key)
+  if not turns.interval then return end
+  local us, interval = clock[1] * 1000000 + clock[2], turns.interval
+  local _, tat = parse(call('HGET', state, 't\255tat ' .. key) or '')
+  tat = math.max(tonumber(tat or 0), us) + interval
+  if turns.burst > 1 then keep('tat', key, tat, math.ceil(tat / 1000)) end
+  local due_us = tat - (turns.burst - 1) * interval
+  if due_us > us then keep('rate', key, 0, math.ceil(due_us / 1000)) end
+end
+
+-- Grants a key that many units: of what it waits for, its next waiter learns.
+function turns.grant(key, units, was_first)
+  spend(key)
+  local held, number, head = read_key(key)
+  write_key(key, held + units, number, was_first and '' or head, turns.virtual)
+  if turns.interval then turns.tell_next(key) end
+end
+
+-- Returns the ms until an expiry can let a waiter proceed whose key has no turn, -1 if none can; nil if it has one. Of those that
+-- wait for a token of the key only the first calls when it is due.
+function turns.told(key, entry)
+  local _, number, head = read_key(key)
+  if head ~= '' then return end
+  local due = token_due_to(key)
+  if due then return first_of_rest(number) == entry and due - now or -1 end
+  local units, ends = limit_of(key)
+  local wait, held = -1, call('ZRANGE', holders, 0, 1, 'WITHSCORES')
+  for i = #held - 1, 1, -2 do -- a lease may be one of its key; the wait for a token of the resource says nothing of a unit
+    if held[i] ~= '\255rate' and tonumber(held[i + 1]) < OF_KEYS then wait = math.max(0, held[i + 1] - now) end
+  end
+  return ends and (units == 0 or wait < 0 or ends - now < wait) and ends - now or wait
+end
+
+-- Returns the ms until a token of its key is due for a waiter.
+function turns.waits(key, entry)
+  local due = token_due_to(key)
+  if not due then return -1 end
+  local _, number = read_key(key)
+  local before = call('ZRANK', queue, entry) - call('ZCOUNT', queue, '-inf', '(' .. format('%.0f', REST + number))
+  return due - now + math.floor(math.max(0, before) * turns.interval / 1000)
+end
+
+-- Notifies the next waiter of a key when an expiry can let it proceed, if the key has no turn; with `ms`, after that time anyway.
+function turns.tell_next(key, ms)
+  local _, number, head = read_key(key)
+  local entry = head ~= '' and head or first_of_rest(number)
+  local wait = ms or (entry and turns.told(key, entry)) or -1
+  if entry and wait >= 0 then publish_expiry(turns.ticket(entry), wait) end
 end
 
 -- Gives a key a first waiter if it may have one now; with the key '' all keys that have none.
@@ -202,10 +276,12 @@ function turns.leave(ticket)
   call('ZREM', queue, member)
   if not key then return end
   local held, number, head = read_key(key)
-  local from = turns.virtual
+  local from, rest = turns.virtual, first_of_rest(number)
+  local was_next = head == '' and (not rest or member < rest)
   if head == member then head, from = '', score - HEADS - cost(weight_of(ticket), share) end
   write_key(key, held, number, head, from)
   turns.remove(ticket)
+  if was_next then turns.tell_next(key) end
 end
 
 -- Returns the waiter that is granted next, its entry, its tag and its key; nothing if no one waits, or all are at their limits.
@@ -230,8 +306,7 @@ function turns.take(member, tag, key, weight)
     turns.start = turns.virtual
     return
   end
-  local held, number = read_key(key)
-  write_key(key, held + weight, number, '', turns.virtual)
+  turns.grant(key, weight, true)
 end
 
 -- Puts the first waiter of a key back if the limit of its key has become too low for it; returns whether it did.
@@ -240,6 +315,7 @@ function turns.park(member, key, weight)
   if not over_limit(key, held, weight) then return false end
   call('ZADD', queue, format('%.0f', REST + number), member)
   call('HSET', state, 'q' .. key, format('%d %d ', held, number))
+  turns.tell_next(key)
   return true
 end
 
@@ -256,6 +332,7 @@ function turns.raise(most)
     local key = turns.of(turns.ticket(entry[1]))
     local held, number, head = read_key(key)
     write_key(key, held, number, head, turns.virtual)
+    turns.tell_next(key) -- it may have to wait for less time now
   end
 end
 
@@ -266,8 +343,9 @@ function turns.rank(key, entry)
   if not key then return math.min(rank * (1 + keys), call('ZCARD', queue) - 1) end
   local _, number, head = read_key(key)
   if head == entry then return rank - without_key + math.min(without_key, 1) end
-  local before = rank - call('ZCOUNT', queue, '-inf', '(' .. format('%.0f', REST + number)) + (head == '' and 0 or 1)
-  return math.min(before * (keys + math.min(without_key, 1)), call('ZCARD', queue) - 1)
+  local before, others = rank - call('ZCOUNT', queue, '-inf', '(' .. format('%.0f', REST + number)), keys + math.min(without_key, 1)
+  before = head == '' and before + (before + 1) * others or (before + 1) * others
+  return math.min(before, call('ZCARD', queue) - 1)
 end
 
 -- Writes how many tickets have a key and how far their turns are, if that has changed.

@@ -38,6 +38,7 @@ class Book:
         held: The permits that were granted and not released; some of them may have expired.
         waiting: The tickets that were queued and not granted.
         places: When the place of each client lapses.
+        keys: The key of each ticket that was asked for with one: the order is that of the tickets of one key.
         fence: The last one granted.
         has_lost: Whether the server has lost data since then.
         taken: The tickets that an adoption or a release by their ticket has taken from their holders.
@@ -49,6 +50,7 @@ class Book:
     places: dict[str, int] = field(default_factory=dict)
     requests: dict[str, str] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     fence: int = 0
     has_lost: bool = False
@@ -122,13 +124,16 @@ class Book:
         position = (own.sequence, ticket) if own else position
         if position is not None:
             for other, waits in self.waiting.items():
-                if (waits.sequence, other) < position and waits.weight <= self.capacity:
+                is_before = (waits.sequence, other) < position and self.keys.get(other) == self.keys.get(ticket)
+                if is_before and waits.weight <= self.capacity:
                     yield f"order (P2): {ticket} passes {other}, which waits at {waits.sequence}"
         self.fence, self.has_lost = max(fence, self.fence), False
         self.held[ticket] = Held(fence, weight, until_ms)
 
     def _acquire(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
         ticket, request, place, arrival, asked = args[:5]
+        if ticket not in self.live():
+            self.keys[ticket] = args[11] if len(args) > 11 else ""
         weight, _, rest = asked.partition(" ")
         status, *values = reply
         if status == Status.GRANTED:

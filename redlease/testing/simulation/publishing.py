@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from redlease.protocol.replies import Status
 from redlease.testing.entries import Entry, split
 from redlease.testing.model import Model, Reply
 
@@ -16,10 +18,20 @@ class PublishingModel(Model):
         state_key: The name of the resource's first key.
         messages: What the calls since the last `published` have published: channel and payload of each.
         is_advancing: Whether the queue is being granted.
+        told_ticket: Who was told last when to call, being granted next.
+        asking: The ticket of the last acquire.
+        replied_to: The waiter to whom the reply of this call tells that.
+        is_new_wait: Whether a wait for a token has begun in this call.
+        before_call: The capacity and the places before the call.
     """
 
     state_key: str = ""
     is_advancing: bool = False
+    told_ticket: str = ""
+    asking: str = ""
+    replied_to: str = ""
+    is_new_wait: bool = False
+    before_call: tuple[int, dict[str, int]] = (0, {})
     messages: list[tuple[str, str]] = field(default_factory=list)
 
     def published(self) -> list[tuple[str, str]]:
@@ -43,13 +55,35 @@ class PublishingModel(Model):
                 self.publish(place, f"{kind} {request}{rest}")
 
     def publish_to_head(self) -> None:
-        """Tell the first waiter that a lease ends earlier."""
-        first = self.turns.first(list(self.queue.values())) or next(iter(self.waiters()), None)
-        for place, _ in first.claims if first else ():
-            self.publish(place, f"l 0 {self.state_key}")
+        """Tell the first waiter to call at once."""
+        self.publish_expiry(self.first() or next(iter(self.waiters()), None), 0)
 
-    def publish_capacity(self, before: int, places: dict[str, int]) -> None:
-        """Tell the clients that had these places of a smaller capacity."""
+    def publish_expiry(self, waiter: Entry | None, wait: int) -> None:
+        """Tell a waiter that something ends so soon, earlier than it knows."""
+        if waiter and wait >= 0:
+            self.publish_to_sharers(waiter, "l", f" {wait}")
+
+    def tell_first(self) -> None:
+        """Where there is a rate, tell who is granted next when to call, if it is another, or has to wait once more."""
+        is_new, self.is_new_wait = self.is_new_wait, False
+        if not self.rate and not (self.turns.rate and self.has_keys):
+            return
+        first, was_first = self.first(), self.told_ticket
+        self.told_ticket = first.ticket if first else ""
+        if first and first.ticket != self.replied_to and (is_new or first.ticket != was_first):
+            self.publish_expiry(first, self.told(first, self.soonest()))
+
+    def tell_next(self, key: str, wait: int | None = None) -> None:
+        """Tell the next waiter of a key when to call, if the key has no turn; with `wait`, after that time anyway."""
+        waiting = self.turns.waiting(self.queue.values(), key)
+        heads = [queued for queued in waiting if queued.tag is not None]
+        if wait is None and waiting:
+            wait = -1 if heads else self.told_by_key(waiting[0], waiting)
+        self.publish_expiry(next(iter(heads or waiting), None), wait or 0)
+
+    def publish_capacity(self) -> None:
+        """Tell the clients that had places of a smaller capacity."""
+        before, places = self.before_call
         if self.capacity < before:
             for place, ends in places.items():
                 if ends > self.now:
@@ -57,11 +91,33 @@ class PublishingModel(Model):
 
     # The calls that publish
 
+    def keep(self, idle: int) -> None:
+        """End a call."""
+        self.tell_first()
+        self.replied_to = ""
+        super().keep(idle)
+
     def grant(self, entry: Entry, deadline: int) -> None:
         """Make a holder of a ticket, and tell who waits for it."""
         super().grant(entry, deadline)
         if entry.ticket in self.queue:
             self.publish_to_sharers(entry, "g", f" {entry.fence} {self.now} {deadline} {self.capacity}")
+
+    def await_token(self) -> None:
+        """Grant nothing more until the next token is due."""
+        super().await_token()
+        self.is_new_wait |= self.token_due("") > 0
+
+    def take(self, queued: Entry) -> None:
+        """Grant a waiter, and tell the next one of its key what it waits for."""
+        super().take(queued)
+        if queued.key and self.turns.rate:
+            self.tell_next(queued.key)
+
+    def park(self, queued: Entry) -> None:
+        """Take the turn of a waiter away, and tell it what it waits for."""
+        super().park(queued)
+        self.tell_next(queued.key)
 
     def advance(self) -> None:
         """Grant the queue, and tell those whose weight no longer fits."""
@@ -70,11 +126,20 @@ class PublishingModel(Model):
         self.is_advancing = False
 
     def remove(self, entry: Entry | None) -> None:
-        """Take a ticket out; its turn has come, and it is too heavy, if that happens while the queue is granted."""
-        if self.is_advancing and entry and not entry.fence and self.is_live(entry):
+        """Take a ticket out, and tell the next one of its key what it waits for.
+
+        Its turn has come, and it is too heavy, if that happens while the queue is granted.
+        """
+        if entry is None or entry.fence:
+            super().remove(entry)
+            return
+        is_next = self.turns.without_turn(self.queue.values(), entry.key)[:1] == [entry]
+        super().remove(entry)
+        if is_next:
+            self.tell_next(entry.key)
+        if self.is_advancing and self.is_live(entry):
             most = self.capacity if entry.weight > self.capacity else self.turns.limit
             self.publish_to_sharers(entry, "m", f" {most}")
-        super().remove(entry)
 
     def give_turn(self, key: str, begun: int | None = None) -> None:
         """Let the next waiter of a key be its first, and tell those before it that are too heavy for the key."""
@@ -84,20 +149,60 @@ class PublishingModel(Model):
             if queued.ticket not in self.queue and self.is_live(queued):
                 self.publish_to_sharers(queued, "m", f" {self.turns.limit}")
 
-    def proceed(self, idle: int) -> None:
+    def look_at_all(self) -> None:
+        """Give turns to the keys that may have one now, and tell those that still have to wait."""
+        self.turns.is_raised = False
+        for key in list(self.turns.numbers):
+            self.give_turn(key)
+            self.tell_next(key)
+
+    def proceed(self, key: str, idle: int) -> None:
         """Grant what a limit allows now; who waits learns first that it may end early."""
-        self.publish_to_head()
-        super().proceed(idle)
+        if key:
+            self.tell_next(key, 0)
+        else:
+            self.publish_to_head()
+        super().proceed(key, idle)
+
+    def limit_grants(self, rate: tuple[int, ...] | None) -> bool:
+        """Set the rate of grants; who is told first is told anew."""
+        is_another = super().limit_grants(rate)
+        if is_another:
+            self.told_ticket = ""
+            if not self.rate:
+                self.publish_to_head()
+        return is_another
+
+    def make_way(self, weight: int, key: str) -> None:
+        """Grant the queue, and tell of a smaller capacity."""
+        super().make_way(weight, key)
+        self.tell_first()
+        self.replied_to = self.asking
+        self.publish_capacity()
+
+    def enter(self, entry: Entry, *args: Any) -> Reply:
+        """Grant or queue a request; if it passes others of its key, tell the next of them what it waits for."""
+        reply = super().enter(entry, *args)
+        if reply[0] == Status.GRANTED and entry.key and self.turns.rate:
+            self.tell_next(entry.key)
+        return reply
 
     def acquire(self, *args: object) -> Reply:
         """Request, which may declare a smaller capacity or make a lease end earlier."""
-        before, places, held = self.capacity, dict(self.places), self.held.get(str(args[0]))
+        self.asking = str(args[0])
+        held = self.held.get(self.asking)
+        self.before_call = self.capacity, dict(self.places)
         was_until = held.deadline if held else 0
         reply = super().acquire(*args)  # type: ignore[arg-type]
-        self.publish_capacity(before, places)
-        if held and held is self.held.get(held.ticket) and held.deadline < was_until:
+        is_same = held is not None and held is self.held.get(held.ticket)
+        if held and is_same and held.deadline < was_until:
             self.publish_to_head()
         return reply
+
+    def beat(self, place: str, waiter_lease: int, ticket: str, idle: int) -> Reply:
+        """Keep a client's place; the reply tells the waiter that it asks about when to call."""
+        self.replied_to = ticket
+        return super().beat(place, waiter_lease, ticket, idle)
 
     def release(  # noqa: PLR0917 - the arguments of the call, in its order
         self, ticket: str, request: str, fence: str, tombstone: int, notify: int, idle: int
@@ -108,11 +213,9 @@ class PublishingModel(Model):
         reply = super().release(ticket, request, fence, tombstone, notify, idle)
         if known and self.find(ticket) is not known:
             heard = notify or claims[0][1].startswith("h") or len(claims) > 1
-            grants, self.messages = self.messages, []
             if heard:
                 known.claims = claims
                 self.publish_to_sharers(known, "x", but=request)
-            self.messages += grants
         return reply
 
     def renew(self, ticket: str, fence: int, lease: int, shorten: str, idle: int) -> Reply:
@@ -140,7 +243,7 @@ class PublishingModel(Model):
 
     def resize(self, capacity: int, idle: int) -> Reply:
         """Set the capacity, and tell of a smaller one."""
-        before = self.capacity
+        self.before_call = self.capacity, self.places
         reply = super().resize(capacity, idle)
-        self.publish_capacity(before, self.places)
+        self.publish_capacity()
         return reply

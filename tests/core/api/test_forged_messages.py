@@ -114,7 +114,7 @@ async def test_a_waiter_is_not_taken_out_by_a_message(client: Redlease, other: R
     await queued(other)
     second = asyncio.ensure_future(other.lock("r").acquire(ticket="second"))
     (request,) = client.session.pending
-    await heard(client, raw, f"x {request}", f"m {request} 0", f"l 0 {state_key(client)}")
+    await heard(client, raw, f"x {request}", f"m {request} 0", f"l {request} 0")
     await other.lock("r").release(permit)
     granted = await waiting
     assert not second.done()

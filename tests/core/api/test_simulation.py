@@ -56,6 +56,25 @@ def test_processes_take_turns(engine: Engine) -> None:
     assert (report.grants, report.left) == (2, {})
 
 
+@pytest.mark.parametrize("engine", ["scripts", "model"])
+def test_keys_take_turns(engine: Engine) -> None:
+    """Who has a turn before earlier requests of another key breaks no promise."""
+    granted: list[str] = []
+
+    async def take(client: Redlease, key: str) -> None:
+        async with client.lock("r").hold(key=key):
+            granted.append(key)
+            await asyncio.sleep(1)
+
+    async def main(client: Redlease) -> None:
+        await asyncio.gather(*(take(client, key) for key in "aaaab"))
+
+    simulation = Simulation(5, engine=engine)
+    simulation.process("a", main)
+    assert simulation.run().grants == 5
+    assert granted.index("b") < 3
+
+
 def test_code_under_simulation_finds_its_clocks_and_chance_replaced() -> None:
     """time.time, time.sleep, random and uuid follow the simulation, and are real again after it."""
     told: list[object] = []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUGS = sorted((Path(__file__).parents[3] / "proof" / "bugs").glob("*.patch"))
-RESOURCES, CALLS_EACH = 160, 250
+RESOURCES, CALLS_EACH = 1000, 250
 
 
 def planted(patch: Path, directory: Path) -> dict[str, scripts.Script]:
@@ -36,6 +36,7 @@ def planted(patch: Path, directory: Path) -> dict[str, scripts.Script]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("real_engine", ["valkey9"])
 @pytest.mark.parametrize("patch", BUGS, ids=lambda patch: patch.stem)
 def test_a_planted_bug_is_caught(server: Server, patch: Path, tmp_path: Path) -> None:

@@ -359,7 +359,7 @@ async def test_each_key_is_asked_about_in_turn(lock: Lock, session: Session, wir
     (place,) = session.places.values()
     asked = []
     for _ in range(4):
-        first = place._first()
+        first = place._first(0.0)
         assert first is not None
         asked.append(first.ask.ticket)
         place.on_due(0.0)

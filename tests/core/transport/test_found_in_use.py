@@ -198,11 +198,11 @@ async def test_hundreds_of_dead_waiters_are_nobody(client: Redlease, make_client
     dying = await make_client()
     lock = client.lock("r")
     permit = await lock.acquire()
-    doomed = await queue_up(dying.lock("r", waiter_lease=2), 1)
-    doomed += [asyncio.create_task(dying.lock("r", waiter_lease=2).acquire()) for _ in range(249)]
-    await until_waiting(lock, 250)
+    doomed = await queue_up(dying.lock("r", waiter_lease=4), 1)
+    doomed += [asyncio.create_task(dying.lock("r", waiter_lease=4).acquire()) for _ in range(249)]
+    await until_waiting(lock, 250, 20)
     dying._keeper.schedule.close()  # it beats no more, as if it were dead
-    await until_waiting(lock, 0)
+    await until_waiting(lock, 0, 20)
     living = (await queue_up(client.lock("r", max_waiters=1), 1))[0]
     assert await lock.release(permit)
     permit = await asyncio.wait_for(living, 5)

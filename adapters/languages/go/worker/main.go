@@ -31,6 +31,19 @@ func Hold(ctx workflow.Context, endpoint, how string) (int64, error) {
 	return fence, err
 }
 
+// Turns takes so many turns, one after the other, and returns how many it had.
+func Turns(ctx workflow.Context, endpoint string, turns int) (int, error) {
+	locks, had := redlease.New(endpoint), 0
+	for had < turns {
+		err := locks.WithPermit(ctx, "r", 1, func(workflow.Context, redlease.Permit) error { return nil })
+		if err != nil {
+			return had, err
+		}
+		had++
+	}
+	return had, nil
+}
+
 func main() {
 	address, namespace, queue := os.Args[1], os.Args[2], os.Args[3]
 	connected, err := client.Dial(client.Options{HostPort: address, Namespace: namespace})
@@ -39,6 +52,7 @@ func main() {
 	}
 	serving := worker.New(connected, queue, worker.Options{})
 	serving.RegisterWorkflow(Hold)
+	serving.RegisterWorkflow(Turns)
 	if err := serving.Run(worker.InterruptCh()); err != nil {
 		panic(err)
 	}

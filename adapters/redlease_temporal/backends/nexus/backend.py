@@ -36,6 +36,7 @@ class NexusBackend:
     name = "nexus"
     away = "the lock service"
     weight_max = limits.CAPACITY_MAX
+    has_turns = True
 
     def __init__(self, terms: locks.Terms, endpoint: str) -> None:
         self._terms = terms
@@ -176,4 +177,9 @@ def _asked(wish: locks.AcquireCall, timeout: timedelta | None) -> calls.Acquire:
         wish.keep,
         wish.on_close,
         wish.max_hold_ms,
+        key=wish.key,
+        share=wish.share,
+        per_key=terms.per_key,
+        rate=terms.rate,
+        per_key_rate=terms.per_key_rate,
     )

@@ -12,14 +12,16 @@ import json
 import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from temporalio.client import Client
 
 from redlease.tickets import Resource, Script, Tickets, read_lua
 from redlease_temporal.common.run_monitor import cluster_of
 from redlease_temporal.common.settings import Settings
-from redlease_temporal.payloads.locks import Caller, OnClose, Terms
+from redlease_temporal.payloads.locks import Caller, OnClose, RateLimit, Terms
+
+T = TypeVar("T")
 
 CLAIM_MS = 3000  # the lease of a relay that claims a record and is not in the registry
 KEEP_MS = 14 * 24 * 3600 * 1000  # how long the registry is kept after the last beat of the last relay
@@ -42,6 +44,7 @@ class TicketRecord:
         recorded: Whether the run's history has the grant.
         admission: Whether it is the place of a workflow with `@concurrency`.
         canary: What a relay must be able to decode before it takes the record over; empty if any relay may.
+        key: Whose turn its request takes, with `share` of the turns.
         caller: The run that has the permit, if it came through Nexus: `workflow_id` and `run_id` are then of the
             workflow that waits for it, and `run_id` is empty if none waits.
     """
@@ -71,6 +74,8 @@ class TicketRecord:
     admission: bool = False
     canary: str = ""
     caller: Caller | None = None
+    key: str = ""
+    share: float = 1
 
     @property
     def id(self) -> str:
@@ -85,15 +90,21 @@ class TicketRecord:
     def read(cls, text: bytes) -> TicketRecord:
         """Parses a stored record; ignores fields that a later release has added."""
         values = json.loads(text)
-        values["terms"] = Terms(**_known(Terms, values["terms"]))
-        if values.get("caller") is not None:
-            values["caller"] = Caller(**_known(Caller, values["caller"]))
-        return cls(**_known(cls, values))
+        terms = values["terms"]
+        for name in ("rate", "per_key_rate"):
+            terms[name] = _read(RateLimit, terms.get(name))
+        values["terms"] = _read(Terms, terms)
+        values["caller"] = _read(Caller, values.get("caller"))
+        record = _read(cls, values)
+        assert record is not None
+        return record
 
 
-def _known(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    names = {each.name for each in fields(kind)}
-    return {name: value for name, value in values.items() if name in names}
+def _read(kind: type[T], values: dict[str, Any] | None) -> T | None:
+    if values is None:
+        return None
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in values.items() if name in names})
 
 
 def digest(*parts: str) -> str:

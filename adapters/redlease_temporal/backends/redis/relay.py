@@ -338,12 +338,21 @@ class Relay:
         return Terms(
             *(record.owner, terms.lease_ms, terms.capacity, settings.waiter_lease_ms, terms.max_waiters),
             settings.idle_ttl_ms,
+            per_key=terms.per_key,
+            rate=_packed(terms.rate),
+            per_key_rate=_packed(terms.per_key_rate),
         )
 
     def semaphore(self, terms: locks.Terms) -> Semaphore:
         """The resource as a public `Semaphore`."""
         return self.client.semaphore(
-            terms.resource, terms.capacity, lease=terms.lease_ms / 1000, max_waiters=terms.max_waiters
+            terms.resource,
+            terms.capacity,
+            lease=terms.lease_ms / 1000,
+            max_waiters=terms.max_waiters,
+            per_key=terms.per_key,
+            rate=None if terms.rate is None else terms.rate.rate,
+            per_key_rate=None if terms.per_key_rate is None else terms.per_key_rate.rate,
         )
 
     async def is_reduced(self, record: TicketRecord) -> bool:
@@ -367,3 +376,10 @@ class Relay:
         return await self.tickets.give_back(
             ask, record.fence or None, lasts_ms=record.terms.lease_ms, may_be_duplicated=True, patience_ms=patience_ms
         )
+
+
+def _packed(given: locks.RateLimit | None) -> str | None:
+    """A rate as the protocol has it."""
+    if given is None:
+        return None
+    return given.rate.packed if given.rate else "0"

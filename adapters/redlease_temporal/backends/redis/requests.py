@@ -49,7 +49,7 @@ class Requests:
     async def _try(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
         record = self._new_record(wish)
         permit = await self._relay.semaphore(wish.terms).try_acquire(
-            ticket=wish.ticket, weight=wish.weight, owner=record.owner, metadata=wish.metadata
+            ticket=wish.ticket, weight=wish.weight, owner=record.owner, metadata=wish.metadata, key=wish.key or None
         )
         return locks.AcquireStatus(permit)
 
@@ -188,7 +188,7 @@ class Requests:
             wish.ticket,
             digest(wish.terms.resource, wish.ticket, run_id, wish.local_id, wish.salt),
             *(workflow_id, run_id, wish.chain, wish.event_id, wish.local_id, wish.wait_id),
-            label(owner, wish.metadata),
+            label(owner, wish.metadata, wish.key),
             owner,
             weight=wish.weight,
             metadata=wish.metadata,
@@ -196,4 +196,6 @@ class Requests:
             on_close=wish.on_close,
             max_hold_ms=wish.max_hold_ms,
             caller=wish.caller,
+            key=wish.key,
+            share=wish.share,
         )

@@ -19,7 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import RedleaseError, Withdrawn, clock
 from redlease.models import Permit
-from redlease.tickets import AcquireRequest, Granted, Message, Queued, pack_terms
+from redlease.tickets import WITHOUT_KEY, AcquireRequest, Granted, Message, Queued, Turn, pack_terms
 from redlease_temporal.common.lasting import Once, lasting
 from redlease_temporal.common.run_monitor import Look, RunKey, RunStatus
 from redlease_temporal.errors import failure
@@ -126,6 +126,7 @@ class TicketTracker:
         return Permit(
             *(record.terms.resource, record.ticket, record.fence, record.weight, record.capacity, lease_ms),
             *(record.granted_at_ms, record.granted_at_ms + lease_ms, record.owner, record.metadata),
+            record.key or None,
         )
 
     # Events
@@ -260,10 +261,12 @@ class TicketTracker:
     async def _wait_in_queue(self) -> Granted:
         record = self.record
         terms = self._relay.terms(record)
-        packed_terms = pack_terms(terms, record.weight, record.label)
+        turn = Turn(record.key, record.share) if record.key else WITHOUT_KEY
+        packed_terms = pack_terms(terms, record.weight, record.label, turn=turn)
         ask = AcquireRequest(
             *(self._resource, terms, record.ticket, record.request, record.weight, packed_terms),
             arrival=record.arrival,
+            key=record.key,
         )
         # After a suspension this process must not queue again before _save() has shown that it still owns the record.
         granted = await self._relay.tickets.queue(ask, on_queued=self._queued, on_lapsed=_LapsedError)
