@@ -165,10 +165,10 @@ async def test_each_loop_survives_a_thousand_exceptions(
             # All loops live: a run is served, and what it had is free when it is closed.
             one, two, place = await stage.ask("r0"), await stage.ask("r0"), await stage.admit()
             for workflow_id in (one, two):
-                await eventually(functools.partial(is_granted, stage, workflow_id), 5)
+                await eventually(functools.partial(is_granted, stage, workflow_id), 15)
                 stage.temporal.close(workflow_id)
             stage.temporal.close(place)
-            await eventually(lambda: no_watches(stage), 5)
+            await eventually(lambda: no_watches(stage), 15)
             looking.cancel()
     closed.check()
     told = told_of(caplog)

@@ -67,7 +67,7 @@ async def test_a_node_that_is_lost_as_it_becomes_ready(shaky: Shaky, make_client
     client = await make_client(url=shaky.url, on_event=lambda event: told.append(type(event)))
     for proxy in shaky.proxies:
         proxy.plan(Fault.ECHO, 1, "INFO")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         for number in range(10):
             assert await client.lock(f"r{number}").acquire(timeout=2)
     assert sum(proxy.faults[Fault.ECHO] for proxy in shaky.proxies) == 3

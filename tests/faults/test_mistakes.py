@@ -145,7 +145,7 @@ async def still_works(client: Redlease) -> None:
         (waiting,) = await queue_up(lock, 1)
         renewed = hold.permit.expires_at_ms
         await eventually(lambda: hold.permit.expires_at_ms > renewed)
-    assert await lock.release(await asyncio.wait_for(waiting, 5))
+    assert await lock.release(await asyncio.wait_for(waiting, 15))
 
 
 async def throw_all(client: Redlease, thrower: Thrower, most: int, provoke: Callable[[], Any] = lambda: None) -> None:

@@ -141,8 +141,8 @@ async def test_a_ticket_finds_its_place_again(server: Server, make_client: MakeC
         await asyncio.sleep(0)  # it has asked, and what is asked next on the same connection comes after it
         assert (await until_waiting(lock, 2))[0] == "t"
         assert await lock.release(permit)
-        assert await lock.release(await asyncio.wait_for(again, 5))
-        assert await lock.release(await asyncio.wait_for(behind, 5))
+        assert await lock.release(await asyncio.wait_for(again, 15))
+        assert await lock.release(await asyncio.wait_for(behind, 15))
 
 
 async def test_an_interrupted_process_gives_back_at_once(server: Server, make_client: MakeClient, prefix: str) -> None:

@@ -150,7 +150,7 @@ async def test_a_loss_is_told_while_the_server_is_away(proxy: Proxy, make_client
         return item
 
     with pytest.raises(LeaseLost):
-        await asyncio.wait_for(client.sequence("r", [1], handler, id="s"), 5)
+        await asyncio.wait_for(client.sequence("r", [1], handler, id="s"), 15)
     await proxy.accept()
     assert await client.sequence_progress("r", "s") == SequenceProgress("r", "s", 0, 1, None)
 

@@ -554,7 +554,7 @@ async def test_resize_sets_the_capacity(url: str, prefix: str) -> None:
         await eventually(lambda: waiters_of(client, "gpu"))
         done = await run_async("resize", "gpu", "2", "--url", url, "--prefix", prefix)
         assert done.returncode == 0, done.stderr
-        assert (await asyncio.wait_for(waiting, 5)).capacity == 2
+        assert (await asyncio.wait_for(waiting, 15)).capacity == 2
         await gpu.release(permit)
 
 

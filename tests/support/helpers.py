@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from redlease import Permit, Semaphore, Snapshot
 
 
-async def eventually(condition: asyncio.Event | Callable[[], Any | Awaitable[Any]], within: float = 5.0) -> Any:
+async def eventually(condition: asyncio.Event | Callable[[], Any | Awaitable[Any]], within: float = 20.0) -> Any:
     """Wait until the event is set, or until the condition, plain or async, returns something true; return that.
 
     An event is awaited; anything else is asked every few milliseconds. An assertion that fails inside the condition
@@ -39,7 +39,7 @@ async def eventually(condition: asyncio.Event | Callable[[], Any | Awaitable[Any
         await asyncio.sleep(0.005)
 
 
-async def until_waiting(pool: Semaphore, count: int, within: float = 5.0) -> list[str]:
+async def until_waiting(pool: Semaphore, count: int, within: float = 20.0) -> list[str]:
     """Wait until so many requests are queued, and return their tickets in order."""
 
     async def when_so_many() -> Snapshot | None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from temporal.conftest import StartWorkerProcess
     from temporal_server import TemporalServer
 
-FREE_WITHIN = 1.0
+FREE_WITHIN = 3.0  # a second, and what a busy machine takes
 
 
 class Starts:

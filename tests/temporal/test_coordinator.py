@@ -88,7 +88,7 @@ async def test_waiters_that_died_are_passed_over(bench: Bench) -> None:
     for one in dead:
         await one.terminate()
     await bench.do(actor, Actor.release, permit)
-    assert await asyncio.wait_for(live.execute_update(Holder.until_held), 3)
+    assert await asyncio.wait_for(live.execute_update(Holder.until_held), 15)
     await live.signal(Holder.proceed)
 
 
@@ -216,10 +216,10 @@ async def test_one_of_two_that_share_a_ticket_is_terminated(bench: Bench) -> Non
     await bench.until_waiting(first, 2)
     await sharer.terminate()
     await bench.do(first, Actor.release, held)
-    permit = await asyncio.wait_for(shared, 5)
+    permit = await asyncio.wait_for(shared, 15)
     snapshot = await bench.seen(first)
     assert ([each.ticket for each in snapshot.holders], len(snapshot.waiters)) == (["t"], 1)
     assert await bench.do(other, Actor.release, permit)
-    assert (await asyncio.wait_for(behind, 5)).fence > permit.fence
+    assert (await asyncio.wait_for(behind, 15)).fence > permit.fence
     with pytest.raises(WorkflowUpdateFailedError):
         await gone

@@ -207,7 +207,7 @@ async def test_detached_and_never_adopted(place: Place, pool: Semaphore) -> None
             await handle.signal(Ending.proceed)
             await eventually(lambda: is_successor(handle))
             await stays_held(pool, fence, 2.5)
-            permit = await asyncio.wait_for(asyncio.shield(waiter), 5)
+            permit = await asyncio.wait_for(asyncio.shield(waiter), 15)
             assert permit.fence > fence
         await handle_of_latest(client, handle).signal(Ending.proceed)
         assert await handle.result() == "successor"
@@ -268,7 +268,7 @@ async def test_reset_before_the_acquire(client: Client, place: Place, pool: Sema
         await stays_held(pool, again, SHORT_S + 2)
         await latest.signal(Ending.proceed)
         assert await latest.result() == "complete True"
-        await asyncio.wait_for(asyncio.shield(waiter), 1)
+        await asyncio.wait_for(asyncio.shield(waiter), SHORT_S - 1)
 
 
 async def test_reset_and_terminated(client: Client, place: Place, pool: Semaphore) -> None:
@@ -392,7 +392,7 @@ async def test_redis_emptied(
         handle = await client.start_workflow(Sleeper.run, Use("r", lease=3.0), id=task_queue, task_queue=task_queue)
         await eventually(lambda: is_held_by(handle))
         redis.cli("FLUSHALL")
-        assert await asyncio.wait_for(handle.result(), 4) == "lost"
+        assert await asyncio.wait_for(handle.result(), 8) == "lost"
         assert await tasks_that_failed(handle) == []
 
 

@@ -410,7 +410,7 @@ async def test_orphan_of_a_terminated_run(
     await handle.terminate()
     assert "MARKER_RECORDED" not in await names_of(handle)
     async with waiting(pool) as waiter:
-        permit = await asyncio.wait_for(asyncio.shield(waiter), 5)
+        permit = await asyncio.wait_for(asyncio.shield(waiter), 15)
         assert permit.fence > fence
 
 

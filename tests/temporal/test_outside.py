@@ -57,11 +57,11 @@ async def test_services_and_workflows_exclude_each_other(bench: Bench, pool: Slo
         await eventually(waits)
         (held,) = (await pool.inspect()).holders
         assert (held.owner, held.fence, held.metadata["job"]) == ("svc-a", hold.fence, "7")
-    fence = await asyncio.wait_for(holder.execute_update(Holder.until_held), 3)
+    fence = await asyncio.wait_for(holder.execute_update(Holder.until_held), 15)
     assert fence > hold.fence
     waiting = asyncio.create_task(pool.acquire())
     await holder.signal(Holder.proceed)
-    permit = await asyncio.wait_for(waiting, 3)
+    permit = await asyncio.wait_for(waiting, 15)
     assert permit.fence > fence
     assert await pool.check(permit)
     assert await pool.release(permit)
@@ -206,7 +206,7 @@ async def test_a_slot_whose_end_nobody_awaits(bench: Bench, client: Client, monk
     permits = [await many.acquire() for _ in range(outside.WATCHED_MAX + 1)]
     waiting = asyncio.create_task(many.acquire())
     await many.release(permits[3])
-    permits[3] = await asyncio.wait_for(waiting, 5)
+    permits[3] = await asyncio.wait_for(waiting, 15)
     for permit in permits:
         await many.release(permit)
 

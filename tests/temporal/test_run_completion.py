@@ -84,7 +84,7 @@ async def test_a_run_ends_in_the_moment_in_which_it_gives_up(
         )
         await bench.until_waiting(actor, 2)
         await (handle.cancel() if how == "cancelled" else handle.signal(Quitting.go))
-        assert await asyncio.wait_for(end_of(handle), 5) == "left"
+        assert await asyncio.wait_for(end_of(handle), 15) == "left"
         assert not (await bench.seen(actor)).waiters
         run = client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
         assert not {"WORKFLOW_TASK_FAILED", "WORKFLOW_TASK_TIMED_OUT"} & set(await names_of(run))
@@ -138,7 +138,7 @@ async def test_a_run_that_waits_for_its_end_is_taken_out_of_memory(place: Place,
                 return "WORKFLOW_TASK_COMPLETED" in await names_of(handle)
 
             await eventually(has_come_so_far)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             await stack.aclose()
     for handle in handles:
         assert await names_of(handle) == [
@@ -169,8 +169,8 @@ async def test_a_worker_ends_while_its_run_gives_up(
         await bench.until_waiting(actor, 2)
         monkeypatch.setattr(Requests, "release", slowly)
         await handle.signal(Quitting.go)
-        await asyncio.wait_for(asked.wait(), 5)
-        async with asyncio.timeout(5):
+        await asyncio.wait_for(asked.wait(), 15)
+        async with asyncio.timeout(15):
             await stack.aclose()
     async with place.serving(workflows, []):
         assert await asyncio.wait_for(handle.result(), 20) == "left"

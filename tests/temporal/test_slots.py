@@ -89,7 +89,7 @@ async def test_a_smaller_capacity_is_declared(bench: Bench) -> None:
     for holder in holders:
         if holder.id == owners["0"]:
             await holder.signal(Holder.proceed)
-    assert await asyncio.wait_for(waiter.execute_update(Holder.until_held), 5)
+    assert await asyncio.wait_for(waiter.execute_update(Holder.until_held), 15)
     (permit,) = (await bench.seen(actor, capacity=3)).holders
     assert permit.metadata["redlease.slot"] == "0"
     await waiter.signal(Holder.proceed)
@@ -259,7 +259,7 @@ async def test_waiters_that_died_are_passed_over(bench: Bench) -> None:
     for dead in waiters[:2]:
         await dead.terminate()
     await bench.do(actor, Actor.release, permit)
-    assert await asyncio.wait_for(waiters[2].execute_update(Holder.until_held), 2)
+    assert await asyncio.wait_for(waiters[2].execute_update(Holder.until_held), 15)
     await waiters[2].signal(Holder.proceed)
 
 
@@ -273,7 +273,7 @@ async def test_an_offer_to_a_run_that_gave_up_goes_on(bench: Bench) -> None:
     (waiter,) = await slot(bench).query("line")
     await slot(bench).terminate()  # which tells nobody
     await gone.signal("redlease.free", {"resource": bench.on.resource, "slot": 0, "request": "?", "rest": [waiter]})
-    assert await asyncio.wait_for(patient.execute_update(Holder.until_held), 2)
+    assert await asyncio.wait_for(patient.execute_update(Holder.until_held), 15)
     await patient.signal(Holder.proceed)
 
 
@@ -286,7 +286,7 @@ async def test_the_net_catches_who_was_not_told(bench: Bench, monkeypatch: pytes
     await line_of(bench, 1)
     await slot(bench).terminate()
     assert await waiting.result() == "lost"
-    await asyncio.wait_for(second.execute_update(Holder.until_held), 5)
+    await asyncio.wait_for(second.execute_update(Holder.until_held), 15)
     await second.signal(Holder.proceed)
     await second.result()
     assert await bench.do(actor, Actor.acquire, Asking(timeout=2))

@@ -428,9 +428,9 @@ async def test_a_grant_that_nobody_could_be_told_of_lapses(
         patch.setattr(Requests, "wait", lose_first)
         await eventually(lost)  # the token that the relay has is of an attempt that is over
         await stage.pool(wait).release(permit)
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(15):
             assert (await second.result()).what == "held"
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(15):
         assert (await first.result()).what == "held"
 
 
@@ -548,7 +548,7 @@ async def test_places_survive_the_death_of_every_worker(
     if others:
         waiter = asyncio.create_task(pool.acquire())
         await pool.release(permit)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             permit = await waiter
     await worker_process("waiting_flows", **config)
     await until_waiting(pool, 4, 15)

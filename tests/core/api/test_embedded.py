@@ -114,7 +114,7 @@ def test_a_stopped_process_is_ended_too() -> None:
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     server.stop()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     assert not alive(pid)
 
 
@@ -290,6 +290,6 @@ async def test_a_client_that_is_not_entered_says_so() -> None:
     """Whoever uses an embedded client without entering it is told at once that its server starts with that."""
     client = Redlease.embedded()
     with pytest.raises(RedleaseError, match="async with"):
-        await asyncio.wait_for(client.lock("r").acquire(), 5)
+        await asyncio.wait_for(client.lock("r").acquire(), 15)
     async with client:
         assert await client.lock("r").acquire(timeout=5)

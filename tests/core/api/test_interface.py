@@ -237,7 +237,7 @@ async def test_a_loss_is_logged_with_its_fields(client: Redlease, caplog: pytest
     lock = client.lock("r")
     hold = await lock.hold(ticket="t")
     await lock.release("t")
-    await asyncio.wait_for(hold.wait_lost(), 5)
+    await asyncio.wait_for(hold.wait_lost(), 15)
     (record,) = caplog.records
     assert (record.name, record.__dict__["resource"], record.__dict__["ticket"]) == ("redlease", "r", "t")
     assert record.__dict__["fence"] == hold.fence

@@ -103,7 +103,7 @@ class Comparison(RuleBasedStateMachine):
         for ticket, (_, ask) in self.waiting.items():
             if ticket in self.model.held:
                 self.model.acquire(*ask)  # a grant is claimed, for a full lease
-        self.run(eventually(self.same, 2))
+        self.run(eventually(self.same, 15))
 
     def ask(self, ticket: str, weight: int, lease: int, declares: int, *, queues: bool) -> Ask:
         """Return a new request as the model takes it."""

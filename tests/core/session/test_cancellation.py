@@ -153,7 +153,7 @@ async def test_cancelled_at_each_step_out_of_the_queue(
         await eventually(lambda: _is_queued(lock, "behind"))
         assert await lock.release(permit)
         reached = await first
-        assert await lock.release(await asyncio.wait_for(behind, 5))
+        assert await lock.release(await asyncio.wait_for(behind, 15))
         await eventually(lambda: nothing_is_left(raw, prefix))
         step += 1
     assert step > 2
@@ -206,7 +206,7 @@ async def test_a_cancelled_release_goes_on(client: Redlease) -> None:
     task = asyncio.create_task(lock.release(permit))
     await asyncio.sleep(0)
     await cancel(task)
-    later = await asyncio.wait_for(lock.acquire(), 5)
+    later = await asyncio.wait_for(lock.acquire(), 15)
     assert not await lock.release(permit)
     assert await lock.release(later)
 

@@ -240,31 +240,25 @@ async def test_a_watcher_costs_only_while_it_watches(counted: Counted) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 4])
-async def test_the_capacity_is_kept_busy(counted: Counted, make_client: MakeClient, clients: int) -> None:
-    """Three hundred jobs of 5 ms over capacity 2 use at least 85 % of it, in one of some runs on a shared machine."""
-    pools = [(await make_client(url=counted.server.url)).semaphore("r", capacity=2) for _ in range(clients)]
-    for _ in range(30):  # a short one is likelier to find the machine doing nothing else
-        if await share_used(pools) >= 0.85:
-            return
-    pytest.fail("the capacity was idle for too long")
-
-
-async def share_used(pools: list[Semaphore]) -> float:
-    """Run the jobs; return which share of the capacity they used from the first grant to the last release."""
-    loop = asyncio.get_running_loop()
-    spans: list[tuple[float, float]] = []
+async def test_the_capacity_is_kept_busy(counted: Counted, clients: int) -> None:
+    """While anybody waits, each release grants in the same call, and a job costs its two commands and no other."""
+    made = [await counted.client(waiter_lease=300) for _ in range(clients)]
+    pools = [client.semaphore("r", capacity=2, lease=300, history=10 * JOBS) for client, _ in made]
+    first = [await pools[0].acquire() for _ in range(2)]
 
     async def job(pool: Semaphore) -> None:
         async with pool.hold():
-            began = loop.time()
-            await asyncio.sleep(0.005)
-            spans.append((began, loop.time()))
+            await asyncio.sleep(0.001)
 
-    await asyncio.gather(*(job(pools[number % len(pools)]) for number in range(JOBS)))
-    makespan = max(end for _, end in spans) - min(began for began, _ in spans)
-    busy = sum(end - began for began, end in spans)
-    assert len(spans) == JOBS
-    return busy / (2 * makespan)
+    jobs = [asyncio.create_task(job(pools[number % clients])) for number in range(JOBS)]
+    await until_waiting(pools[0], JOBS)
+    before = sum(sent(proxy) for _, proxy in made)
+    for permit in first:
+        await pools[0].release(permit)
+    await asyncio.gather(*jobs)
+    assert sum(sent(proxy) for _, proxy in made) - before == len(first) + JOBS  # each has asked before
+    happened = [entry.event for entry in await pools[0].history(10 * JOBS)]
+    assert happened == ["granted"] * 2 + ["released", "granted"] * JOBS + ["released"] * 2
 
 
 async def test_a_primitive_made_anew_is_cheap(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ async def queued(waiting: PendingAcquire) -> int:
     """Wait until the request is in the queue; return its sequence."""
     heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     waiting.on_queued = lambda queued: None if heard.done() else heard.set_result(queued.sequence)
-    return await asyncio.wait_for(heard, 5)
+    return await asyncio.wait_for(heard, 15)
 
 
 async def test_it_stands_before_those_who_came_after_it(client: Redlease) -> None:
@@ -38,7 +38,7 @@ async def test_it_stands_before_those_who_came_after_it(client: Redlease) -> Non
     assert [waiter.ticket for waiter in (await pool.inspect()).waiters] == ["first", "later", "newcomer"]
     await hold.release()
     for waiting in (again, later, newcomer):
-        assert await asyncio.wait_for(waiting.future, 5)
+        assert await asyncio.wait_for(waiting.future, 15)
         client.session.leave(waiting)
         await pool.release(waiting.ask.ticket)
 
@@ -53,11 +53,11 @@ async def test_it_is_granted_at_once_where_it_would_have_been(client: Redlease) 
     client.session.leave(first)
     await pool.release("first")
     again = ask(client, pool, "first", sequence, weight=1, capacity=2)
-    assert await asyncio.wait_for(again.future, 5)
+    assert await asyncio.wait_for(again.future, 15)
     client.session.leave(again)
     await pool.release("first")
     await hold.release()
-    assert await asyncio.wait_for(heavy.future, 5)
+    assert await asyncio.wait_for(heavy.future, 15)
     client.session.leave(heavy)
     await pool.release("heavy")
 
@@ -75,6 +75,6 @@ async def test_the_bound_on_waiters_does_not_keep_it_out(client: Redlease) -> No
     assert await queued(again) == sequence
     await hold.release()
     for waiting in (again, other):
-        assert await asyncio.wait_for(waiting.future, 5)
+        assert await asyncio.wait_for(waiting.future, 15)
         client.session.leave(waiting)
         await pool.release(waiting.ask.ticket)
