@@ -30,7 +30,10 @@ export function spansOf(snapshot, history, now) {
   return spans.filter((span) => (span.to ?? now) >= (span.waited ?? span.from));
 }
 
+const OF_THE_RESOURCE = new Set(["resized", "limited", "lifted"]);
+
 function apply(entry, open, begin, spans) {
+  if (OF_THE_RESOURCE.has(entry.event)) return;
   const { event, ticket, owner, fence, weight, at_ms: at, waited_ms: waited, held_ms: held } = entry;
   const before = open.get(ticket);
   if (event === "granted") {
@@ -40,10 +43,10 @@ function apply(entry, open, begin, spans) {
     begin(ticket, owner, fence, weight, at, null);
   } else if (event === "reduced") {
     before?.weights.push([at, weight]);
-  } else if (event !== "resized" && fence === 0) {
+  } else if (fence === 0) {
     const span = { key: `${ticket} ${entry.id}`, ticket, owner, fence, from: null, waited: at - (waited ?? 0) };
     spans.push({ ...span, to: at, end: event, weights: [] });
-  } else if (event !== "resized" && (before?.fence === fence || held !== null)) {
+  } else if (before?.fence === fence || held !== null) {
     const span = before?.fence === fence ? before : begin(ticket, owner, fence, weight, at - held, null);
     Object.assign(span, { to: event === "lost" && held !== null ? Math.min(at, span.from + held) : at, end: event });
     open.delete(ticket);

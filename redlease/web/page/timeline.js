@@ -127,8 +127,15 @@ const WORDS = {
   forced: "released by an operator",
   adopted: "adopted under a new fence",
   reduced: "reduced",
-  resized: "capacity changed",
 };
+
+function wordsOf({ event, ticket: key, capacity }) {
+  const of = key ? ` of key ${plain(key)}` : "";
+  if (event === "resized") return `capacity is ${capacity}`;
+  if (event === "limited") return capacity === null ? `limit${of} set` : `limit${of} is ${capacity}`;
+  if (event === "lifted") return `limit${of} lifted`;
+  return WORDS[event];
+}
 
 function drawArea(frame, window, spans, capacity) {
   const steps = usage(spans, window.to);
@@ -164,8 +171,7 @@ function createEntry(entry) {
   who.scope = "row";
   updateWho(who, entry);
   const after = entry.held_ms ?? entry.waited_ms;
-  const event = entry.event === "resized" ? `capacity is ${entry.capacity}` : WORDS[entry.event];
-  const cells = [["event", event], ["fence", entry.fence || "–"], ["ago", ""], ["after", after === null ? "–" : spanText(after)]];
+  const cells = [["event", wordsOf(entry)], ["fence", entry.fence || "–"], ["ago", ""], ["after", after === null ? "–" : spanText(after)]];
   return make("tr", entry.event, who, ...cells.map(([label, text], index) => {
     const cell = make("td", index > 0 ? "number" : "what", String(text));
     cell.dataset.label = label;
