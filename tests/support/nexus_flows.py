@@ -11,6 +11,7 @@ from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from ending_flows import ONE_ATTEMPT_S, Holding
+    from temporal_tools import SHORT_S
 from redlease_temporal import AcquireTimeout, LeaseLost, Permit, Semaphore, lock, semaphore
 from redlease_temporal.payloads import nexus as calls
 from redlease_temporal.payloads.locks import Caller
@@ -18,9 +19,9 @@ from redlease_temporal.payloads.locks import Caller
 ENDPOINT = "redlease-locks"
 
 
-def pool_of(resource: str, capacity: int = 1) -> Semaphore:
+def pool_of(resource: str, capacity: int = 1, **options: Any) -> Semaphore:
     """Return the resource as the service has it."""
-    return semaphore(resource, capacity, endpoint=ENDPOINT)
+    return semaphore(resource, capacity, endpoint=ENDPOINT, **options)
 
 
 @workflow.defn
@@ -37,6 +38,10 @@ class Remote(Holding):
             request = asyncio.ensure_future(pool_of("r").hold())
             await self.told_to_go_on()
             assert not request.done()
+            workflow.continue_as_new("successor")
+        if how == "leave":
+            self.fence = (await pool_of("r", lease=SHORT_S).hold()).detach().fence
+            await self.told_to_go_on()
             workflow.continue_as_new("successor")
         async with pool_of("r").hold() as hold:
             self.fence = hold.fence

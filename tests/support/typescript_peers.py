@@ -12,6 +12,7 @@ import redlease
 
 import typescript
 from children import Child, running
+from node import find_node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,7 +34,7 @@ class Peer(Child):
 @contextlib.asynccontextmanager
 async def peer(programs: Path, what: str, url: str, *, answers: bool = False, **options: Any) -> AsyncIterator[Peer]:
     """Start a process that does `what`, one of the roles in children.ts, and end it with the block."""
-    command = [str(typescript.find_node()), str(programs / "children.js"), what, url, json.dumps(options)]
+    command = [str(find_node()), str(programs / "children.js"), what, url, json.dumps(options)]
     settings = {"stdin": asyncio.subprocess.PIPE} if answers else {}
     async with running(*command, **settings) as process:
         yield Peer(process)

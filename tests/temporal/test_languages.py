@@ -1,8 +1,9 @@
-"""One resource for workflows in Go, a service in TypeScript and workflows in Python."""
+"""One resource for workflows in Go, Java, TypeScript and Python, and for a service in TypeScript."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -20,43 +21,38 @@ if TYPE_CHECKING:
 
     from redlease import Redlease
 
-# How many of a language take turns at one time, and how many turns each: 200 in all.
-TURNS = {"go": (2, 34), "python": (2, 33), "ts": (2, 33)}
+FOREIGN = ("go", "java", "typescript")
+TASKS, TURNS = 2, 20  # of each language's workflows and of the service: 200 turns in all
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # the first time on a machine, two of them are built
+@pytest.mark.timeout(600)  # the first time on a machine, four of them are built
 async def test_they_take_turns_on_one_lock(callers: Callers, place: Place, outside: Redlease) -> None:
     """200 grants, by the history that the server writes: one holder at a time, in the order of arrival."""
     lock, programs = outside.lock("r", history=10_000), await asyncio.to_thread(programs_built)
     elsewhere = await Client.connect(callers.address, namespace=CALLERS)
-    of_ts: dict[str, Any] = {
-        "tasks": TURNS["ts"][0],
-        "times": TURNS["ts"][1],
-        "capacity": 1,
-        "log": f"{place.prefix}-log",
-    }
-    async with (
-        callers.service(place),
-        callers.go(place),
-        place.serving([TakesTurns], [enter_and_leave]) as here,
-        peer(programs, "turns", place.redis_url, prefix=place.prefix, direct=place.redis_url, **of_ts) as service,
-    ):
+    of_service: dict[str, Any] = {"tasks": TASKS, "times": TURNS, "capacity": 1, "log": f"{place.prefix}-log"}
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(callers.service(place))
+        here = await stack.enter_async_context(place.serving([TakesTurns], [enter_and_leave]))
+        kinds: list[tuple[str, Client, str, list[Any], str]] = [
+            ("python", here, "TakesTurns", [None, TURNS], place.task_queue)
+        ]
+        for language in FOREIGN:
+            task_queue = await stack.enter_async_context(callers.foreign(language, place))
+            kinds.append((language, elsewhere, "Turns", [ENDPOINT, TURNS], task_queue))
+        service = await stack.enter_async_context(
+            peer(programs, "turns", place.redis_url, prefix=place.prefix, direct=place.redis_url, **of_service)
+        )
         async with lock.hold(owner="the first"):
             runs = [
                 await client.start_workflow(
-                    run,
-                    args=[endpoint, TURNS[name][1]],
-                    id=f"{place.prefix}-{name}-{number}",
-                    task_queue=place.task_queue,
+                    run, args=words, id=f"{place.prefix}-{language}-{number}", task_queue=task_queue
                 )
-                for name, client, run, endpoint in (
-                    ("go", elsewhere, "Turns", ENDPOINT),
-                    ("python", here, "TakesTurns", None),
-                )
-                for number in range(TURNS[name][0])
+                for language, client, run, words, task_queue in kinds
+                for number in range(TASKS)
             ]
-            await until_waiting(lock, sum(tasks for tasks, _ in TURNS.values()), 60)
+            await until_waiting(lock, TASKS * (len(kinds) + 1), 60)
         await asyncio.gather(service.event("done"), *(run.result() for run in runs))
     entries = [entry for entry in await lock.history(10_000) if entry.owner != "the first"]
     granted = [entry for entry in entries if entry.event == "granted"]
@@ -66,5 +62,6 @@ async def test_they_take_turns_on_one_lock(callers: Callers, place: Place, outsi
     assert fences == sorted(set(fences))
     arrived = [entry.at_ms - (entry.waited_ms or 0) for entry in granted]
     assert arrived == sorted(arrived)
-    had = Counter(next((name for name in ("go", "python") if f"-{name}-" in entry.owner), "ts") for entry in granted)
-    assert had == {name: tasks * turns for name, (tasks, turns) in TURNS.items()}
+    names = [language for language, *_ in kinds]
+    had = Counter(next((name for name in names if f"-{name}-" in entry.owner), "service") for entry in granted)
+    assert had == dict.fromkeys([*names, "service"], TASKS * TURNS)

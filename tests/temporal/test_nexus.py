@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +22,17 @@ from nexus_flows import (
     TakesTurns,
     enter_and_leave,
 )
-from temporal_tools import Place, events_of, holder_of, names_of, reset, tasks_that_failed, waiting
+from temporal_tools import (
+    SHORT_S,
+    Place,
+    events_of,
+    holder_of,
+    names_of,
+    reset,
+    stays_held,
+    tasks_that_failed,
+    waiting,
+)
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import CancelledError
@@ -44,6 +55,8 @@ WORKFLOWS = [LateCopy, Remote, RemoteCalls, RemoteHeirs, RemoteWaits]
 MANY = 20  # more than the service has slots
 TURNS = 4
 NOT_BY_EXPIRY = 40.0  # less than the adopt_window and a lease, for what takes two seconds
+# In Java a run that continues as new inside a block ends there, and does not come to the release.
+CONTINUES = {"go": ["continue"], "java": [], "typescript": ["continue"]}
 SOON = 60.0  # far more than it takes, on a machine that does much else
 
 
@@ -179,6 +192,13 @@ async def test_terminated(client: Client, place: Place, pool: Semaphore) -> None
         assert (await asyncio.wait_for(asyncio.shield(other), NOT_BY_EXPIRY)).fence > fence
 
 
+async def test_timed_out(client: Client, place: Place, pool: Semaphore) -> None:
+    """So does that of a run that times out."""
+    _, fence = await begun(client, place, "complete", run_timeout=timedelta(seconds=10))
+    async with waiting(pool) as other:
+        assert (await asyncio.wait_for(asyncio.shield(other), NOT_BY_EXPIRY)).fence > fence
+
+
 async def test_continued_and_adopted(client: Client, place: Place, pool: Semaphore) -> None:
     """A permit that is detached, and adopted by the next run, stays held under its fence."""
     handle = await client.start_workflow(RemoteHeirs.run, None, id=place.prefix, task_queue=place.task_queue)
@@ -189,6 +209,19 @@ async def test_continued_and_adopted(client: Client, place: Place, pool: Semapho
     await latest.signal(RemoteHeirs.proceed)
     assert await latest.result() == "same"
     assert await holder_of(pool) == 0
+
+
+@pytest.mark.slow
+async def test_continued_and_not_adopted(callers: Callers, place: Place, pool: Semaphore) -> None:
+    """A permit that the next run does not adopt is renewed for `adopt_window`, and then ends with its lease."""
+    async with callers.service(place, adopt_window=2 * SHORT_S), callers.calling(place, WORKFLOWS) as client:
+        handle, fence = await begun(client, place, "leave")
+        async with waiting(pool) as other:
+            await handle.signal(Remote.proceed)
+            await eventually(lambda: _continued(client, handle.id), SOON)
+            await stays_held(pool, fence, SHORT_S + 2)  # longer than without a renewal
+            assert (await asyncio.wait_for(asyncio.shield(other), NOT_BY_EXPIRY)).fence > fence
+        await client.get_workflow_handle(handle.id).terminate()
 
 
 async def _continued(client: Client, workflow_id: str) -> bool:
@@ -284,16 +317,15 @@ async def _other_holder(pool: Semaphore, fence: int) -> Permit | None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the first time on a machine, the worker is built
-async def test_go(callers: Callers, place: Place, pool: Semaphore) -> None:
-    """A workflow in Go releases its permit in every ending, and waits in the same queue as a service in Python."""
+@pytest.mark.parametrize("language", ["go", "java", "typescript"])
+async def test_a_workflow_in_another_language(callers: Callers, place: Place, pool: Semaphore, language: str) -> None:
+    """It releases its permit in every ending, and waits in the same queue as a service in Python."""
     client = await Client.connect(callers.address, namespace=CALLERS)
-    async with callers.service(place), callers.go(place):
+    async with callers.service(place), callers.foreign(language, place) as task_queue:
         before = await pool.acquire()
-        for how in ("complete", "fail", "cancel", "terminate"):
+        for how in ("complete", "fail", "cancel", "terminate", *CONTINUES[language]):
             workflow_id = f"{place.prefix}-{how}"
-            handle = await client.start_workflow(
-                "Hold", args=[ENDPOINT, how], id=workflow_id, task_queue=place.task_queue
-            )
+            handle = await client.start_workflow("Hold", args=[ENDPOINT, how], id=workflow_id, task_queue=task_queue)
             await eventually(lambda: _so_many_wait(pool, 1), SOON)
             async with waiting_behind(pool) as after:
                 await pool.release(before)
@@ -312,6 +344,9 @@ async def _end(handle: WorkflowHandle[Any, Any], how: str) -> None:
         await handle.signal("proceed")
     if how == "complete":
         assert await handle.result() > 0
+        return
+    if how == "continue":
+        assert await handle.result() == 0  # of the run that it continued as
         return
     with pytest.raises(WorkflowFailureError):
         await handle.result()

@@ -51,6 +51,8 @@ func main() {
 		"frontend.persistenceMaxQPS":                     10_000,
 		"history.persistenceMaxQPS":                      45_000,
 		"frontend.namespaceRPS.visibility":               100,
+		// The server sends the requests of Nexus, and what comes of them, to its own HTTP port.
+		"component.nexusoperations.useSystemCallbackURL": true,
 	}
 	flag.Var(settings, "dynamic-config-value", "key=JSON; may be repeated")
 	flag.Parse()
@@ -118,6 +120,10 @@ func prepared(file string, pragmas words) (*config.SQL, error) {
 // configuration returns what the server is told of itself, and where each of its services is.
 func configuration(port int, database *config.SQL) (*config.Config, map[primitives.ServiceName]static.Hosts, error) {
 	address := fmt.Sprintf("%s:%d", loopback, port)
+	web, err := freePort()
+	if err != nil {
+		return nil, nil, err
+	}
 	setup := &config.Config{
 		Persistence: config.Persistence{
 			DefaultStore:     store,
@@ -130,7 +136,10 @@ func configuration(port int, database *config.SQL) (*config.Config, map[primitiv
 			MasterClusterName:        clusterID,
 			CurrentClusterName:       clusterID,
 			ClusterInformation: map[string]cluster.ClusterInformation{
-				clusterID: {Enabled: true, InitialFailoverVersion: 1, RPCAddress: address},
+				clusterID: {
+					Enabled: true, InitialFailoverVersion: 1, RPCAddress: address,
+					HTTPAddress: fmt.Sprintf("%s:%d", loopback, web),
+				},
 			},
 		},
 		DCRedirectionPolicy: config.DCRedirectionPolicy{Policy: "noop"},
@@ -147,12 +156,15 @@ func configuration(port int, database *config.SQL) (*config.Config, map[primitiv
 	for _, service := range services {
 		at := port
 		if service != primitives.FrontendService {
-			var err error
 			if at, err = freePort(); err != nil {
 				return nil, nil, err
 			}
 		}
-		setup.Services[string(service)] = config.Service{RPC: config.RPC{GRPCPort: at, BindOnIP: loopback}}
+		listens := config.RPC{GRPCPort: at, BindOnIP: loopback}
+		if service == primitives.FrontendService {
+			listens.HTTPPort = web
+		}
+		setup.Services[string(service)] = config.Service{RPC: listens}
 		hosts[service] = static.SingleLocalHost(fmt.Sprintf("%s:%d", loopback, at))
 	}
 	return setup, hosts, nil
