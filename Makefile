@@ -30,7 +30,7 @@ LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_red
     conformance/test_acquire.py conformance/test_permits.py)
 LOWEST_TEMPORAL_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo failover example-fencing example-temporal bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove soak sbom docs test-lowest forget-coverage lint format clean sdist
+.PHONY: help demo failover example-fencing example-temporal example-languages bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove soak sbom docs test-lowest forget-coverage lint format clean sdist
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -55,6 +55,12 @@ endif
 	    echo "examples/temporal/$$example.py" >&2; \
 	    PATH="$${cli:+$${cli%/*}:}$$PATH" $(BIN)/python examples/temporal/$$example.py || exit 1; \
 	done
+
+example-languages: $(VENV)/.example  ## Workflows in Go and Python and a service in TypeScript share an API; needs Go and Node.js.
+	@echo "Looking for the Temporal CLI and the two programs, which are built once a machine and may take minutes ..." >&2
+	@cli=; if [ -z "$$TEMPORAL_ADDRESS" ]; then cli=$$($(BIN)/python tests/support/temporal_cli.py) || exit 1; fi; \
+	words=$$($(BIN)/python tests/support/example_programs.py) || exit 1; \
+	PATH="$${cli:+$${cli%/*}:}$$PATH" $(BIN)/python examples/temporal/languages.py $$words
 
 # A part of the workloads or libraries must not replace the pictures of all.
 bench: $(VENV)/.bench  ## Compare speeds and draw the plots in docs/; with ARGS="w1 w3 --rounds 3 --markdown" no plots; --help.
