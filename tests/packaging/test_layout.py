@@ -74,7 +74,7 @@ BENCHMARK_ROWS = (
     {"trial"},
     {"report"},
     {"plots", "counts"},
-    {"breakdown", "scaling_out"},
+    {"breakdown", "fairness", "scaling_out"},
     {"__main__"},
 )
 BENCHMARKS = sorted((TESTS.parent / "benchmarks").glob("*.py"))
