@@ -45,7 +45,7 @@ async def rounds(pool: Semaphore, requests: Sequence[Request]) -> list[list[int]
             if snapshot.waiting == len(requests):
                 break
         await _released(pool, before)
-        served = []
+        served: list[list[int]] = []
         while sum(map(len, served)) < len(requests):
             inside = [await begun.get() for _ in range(min(CAPACITY, len(requests) - sum(map(len, served))))]
             served.append([number for number, _ in inside])
