@@ -19,6 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
 from redlease.embedded import ProcessGroup
+from redlease_temporal.payloads.nexus import ACQUIRE_WORKFLOW
 from redlease_temporal.worker import RedleasePlugin
 
 import foreign_workers
@@ -46,6 +47,7 @@ class Callers:
     @contextlib.asynccontextmanager
     async def service(self, place: Place, **options: Any) -> AsyncIterator[Client]:
         """Serve locks in the default namespace, with a plugin that has these options."""
+        await self._end_what_is_left()
         plugin = place.plugin(**options)
         client = await Client.connect(self.address, plugins=[plugin])
         async with plugin.nexus_worker(client, SERVICE_QUEUE):
@@ -56,9 +58,18 @@ class Callers:
         self, place: Place, workflows: Sequence[type], activities: Sequence[Any] = ()
     ) -> AsyncIterator[Client]:
         """Run workflows in the namespace of callers; their worker has no Redis."""
+        await self._end_what_is_left()
         client = await Client.connect(self.address, namespace=CALLERS, plugins=[RedleasePlugin()])
         async with Worker(client, task_queue=place.task_queue, workflows=workflows, activities=activities):
             yield client
+
+    async def _end_what_is_left(self) -> None:
+        """End the workflows of earlier tests: this test's service would serve what they left."""
+        for namespace, kind in ((CALLERS, ""), ("default", f"WorkflowType = '{ACQUIRE_WORKFLOW}' AND ")):
+            client = await Client.connect(self.address, namespace=namespace)
+            async for left in client.list_workflows(f"{kind}ExecutionStatus = 'Running'"):
+                with contextlib.suppress(RPCError):  # it has ended since
+                    await client.get_workflow_handle(left.id, run_id=left.run_id).terminate()
 
     @contextlib.asynccontextmanager
     async def foreign(self, language: str, place: Place) -> AsyncIterator[str]:
