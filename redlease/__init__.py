@@ -11,6 +11,7 @@ from .errors import (
     RedleaseError,
     SequenceFailed,
     StaleFence,
+    Superseded,
     Unavailable,
     Withdrawn,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "SequenceRun",
     "Snapshot",
     "StaleFence",
+    "Superseded",
     "Term",
     "Unavailable",
     "Waiter",

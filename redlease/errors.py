@@ -83,6 +83,10 @@ class Withdrawn(RedleaseError):
     """Raised when a waiting request was removed from the queue by its ticket, or its client was closed."""
 
 
+class Superseded(Withdrawn):
+    """Raised when a newer request of the same key replaced this one while it waited; see `when_full`."""
+
+
 class NotReplicated(RedleaseError):
     """Raised when fewer replicas than the server or the caller asks for would have a change, or have it.
 

@@ -20,7 +20,7 @@ from .log import about
 
 logger = logging.getLogger("redlease")
 
-LossReason = Literal["expired", "max_hold", "gone", "taken", "closed"]
+LossReason = Literal["expired", "max_hold", "gone", "taken", "superseded", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class Lost:
         fence: The fencing token.
         held: Seconds from the grant to the moment at which the loss was noticed.
         reason: "expired": its lease ended before a renewal came through. "max_hold": that was reached. "gone": the
-            server no longer has it. "taken": it was released by its ticket, or adopted elsewhere. "closed": its client
-            was closed.
+            server no longer has it. "taken": it was released by its ticket, or adopted elsewhere. "superseded": a newer
+            request replaced it. "closed": its client was closed.
     """
 
     resource: str

@@ -21,7 +21,7 @@ from .models import Permit
 from .options import USUAL_HOLD, AcquireOptions, HoldOptions, OnLost
 from .session.leases import Lease, Released
 from .session.queueing import PendingAcquire
-from .session.refusals import not_queued
+from .session.refusals import refused_at_once
 
 logger = logging.getLogger("redlease")
 
@@ -186,6 +186,7 @@ class Hold:
         """
         now_ms = clock.now_ms()
         if self._lease.ended or not self._lease.check_deadline(now_ms):
+            self._lease.make_room(now_ms)
             return False
         return self._released(await self._lease.give_back(now_ms))
 
@@ -261,6 +262,8 @@ class Hold:
             else:  # cancelled, or the process is exiting: never wait for the network
                 lease.end()
                 lease.keeper.give_back(lease)
+        if lease.replaced:
+            lease.make_room(clock.now_ms())
         if lease.lost and lease.on_lost == "cancel":
             loss = lease.loss()
             # GeneratorExit: an async generator was closed at a `yield` in the block; only its closer can get the error.
@@ -326,7 +329,7 @@ class HoldRequest:
     ) -> Hold:
         if granted is None:
             forget_ticket()
-            raise not_queued(waiting.ask.resource.name, self._wish.ticket)
+            raise refused_at_once(waiting.ask.resource.name, self._wish.ticket, refuses=self._wish.full.refuses)
         lease = HeldLease(waiting.session.keeper, waiting.ask, forget_ticket)
         lease.may_be_duplicated, lease.asker = waiting.may_be_duplicated, waiting.task
         lease.start(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from redlease.protocol.arguments import WITHOUT_KEY, Terms, Turn
 
@@ -37,8 +37,10 @@ class Durability:
 
 
 OnLost = Literal["cancel", "signal"]
-# Timeout, ticket, owner, metadata, priority, key and share of most requests.
-USUAL: tuple[object, ...] = (None, None, None, None, 0, None, 1)
+Full = Literal["wait", "refuse", "replace-waiter", "replace-holder"]
+GRACE_S = 10.0
+# Timeout, ticket, owner, metadata, priority, key, share, `when_full` and grace of most requests.
+USUAL: tuple[object, ...] = (None, None, None, None, 0, None, 1, "wait", GRACE_S)
 
 
 def own_name() -> str:
@@ -106,6 +108,37 @@ def changed_terms(
     return terms._replace(**changes) if changes else terms
 
 
+class WhenFull(NamedTuple):
+    """What a request does that cannot be granted at once; a holder that it replaces has `grace_ms` to end."""
+
+    mode: Full = "wait"
+    grace_ms: int = round(GRACE_S * 1000)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it is refused then."""
+        return self.mode == "refuse"
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it takes the place of others."""
+        return self.mode in {"replace-waiter", "replace-holder"}
+
+
+WAITS = WhenFull()
+
+
+def _checked_when_full(when_full: Full, grace: Duration, *, never_waits: bool, priority: int) -> WhenFull:
+    """Returns both; raises ValueError for a wrong one."""
+    if when_full not in get_args(Full):
+        raise ValueError(f"when_full must be one of {', '.join(map(repr, get_args(Full)))}, not {when_full!r}")
+    checked = WhenFull(when_full, limits.milliseconds("grace", grace))
+    if checked.replaces and (never_waits or priority):
+        what = "a timeout of 0" if never_waits else "a priority"
+        raise ValueError(f"when_full={when_full!r} needs a place in the order of arrival, and so goes without {what}")
+    return checked
+
+
 class AcquireOptions(NamedTuple):
     """The parameters of one acquire, checked; `packed` has those that are the same for every acquire like it.
 
@@ -120,6 +153,7 @@ class AcquireOptions(NamedTuple):
     packed: bytes
     priority: int = 0
     turn: Turn = WITHOUT_KEY
+    full: WhenFull = WAITS
 
     @classmethod
     def usual(cls, terms: Terms, weight: int = 1) -> AcquireOptions:
@@ -137,9 +171,12 @@ class AcquireOptions(NamedTuple):
         priority: int = 0,
         key: str | None = None,
         share: float = 1,
+        when_full: Full = "wait",
+        grace: Duration = GRACE_S,
     ) -> AcquireOptions:
         """Returns the options with the caller's parameters; raises ValueError for a wrong one."""
-        if weight == 1 and type(weight) is int and (timeout, ticket, owner, metadata, priority, key, share) == USUAL:
+        given = (timeout, ticket, owner, metadata, priority, key, share, when_full, grace)
+        if weight == 1 and type(weight) is int and given == USUAL:
             return self
         timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
         if weight != 1 or type(weight) is not int:
@@ -154,7 +191,16 @@ class AcquireOptions(NamedTuple):
         limits.checked_priority(priority)
         limits.checked_share(share, key)
         turn = WITHOUT_KEY if key is None else Turn(limits.checked_text("key", key, limits.KEY_BYTES_MAX), share)
-        changed = AcquireOptions(ticket, weight * self.weight, terms, metadata, timeout_ms, b"", priority, turn)
+        full = _checked_when_full(when_full, grace, never_waits=timeout_ms == 0, priority=priority)
+        if full.refuses:
+            timeout_ms = 0  # the server grants or refuses at once
+        elif full.replaces and terms.capacity == limits.CAPACITY_MAX:
+            raise ValueError(
+                f"a read-write lock has no when_full={when_full!r}: its readers do not take each other's place"
+            )
+        elif full.replaces:  # of those that it takes the place of there may be as many as may wait
+            terms = terms._replace(max_waiters=None)
+        changed = AcquireOptions(ticket, weight * self.weight, terms, metadata, timeout_ms, b"", priority, turn, full)
         return changed.packed_for(terms.owner)
 
     def packed_for(self, owner: str) -> AcquireOptions:

@@ -45,12 +45,17 @@ class Withdrawn(LockError, redlease.Withdrawn):
     """Raised when somebody took this waiting request out of the queue by its ticket, or ended its activity by hand."""
 
 
+class Superseded(Withdrawn, redlease.Superseded):
+    """Raised when a newer request of the same key replaced this one while it waited."""
+
+
 class Unavailable(LockError, redlease.Unavailable):
     """Raised when Redis could not be reached by a call that does not wait for it; a retry is safe."""
 
 
 NAMED: dict[str, type[LockError]] = {
-    kind.__name__: kind for kind in (LockError, AcquireTimeout, LeaseLost, QueueFull, Withdrawn, Unavailable)
+    kind.__name__: kind
+    for kind in (LockError, AcquireTimeout, LeaseLost, QueueFull, Withdrawn, Superseded, Unavailable)
 }
 
 

@@ -10,7 +10,7 @@
 --       waiter_lease_ms 0: never queue; max_waiters -1: no limit)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
---        {tag, BUSY, more} {tag, FULL, waiting, next} {tag, MISFIT, capacity} {tag, OTHER_WEIGHT, weight} {tag, WITHDRAWN} {tag, LAPSED}
+--        {tag, BUSY, more} {tag, FULL, waiting, next} {tag, MISFIT, capacity} {tag, OTHER_WEIGHT, weight} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
 -- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 100 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease, idle, label = tonumber(ARGV[7]), tonumber(ARGV[11]), ARGV[12]
@@ -64,7 +64,9 @@ local weight, wanted, priority, share_of_key, key = tonumber(ARGV[6]), tonumber(
 read(ticket)
 turns.key = key
 local buried = tombstones > now and call('ZSCORE', waiters, '!' .. request)
-if buried and math.abs(tonumber(buried)) > now then return {tag, WITHDRAWN} end
+if buried and math.abs(tonumber(buried)) > now then
+  return tonumber(buried) % 1 == 0 and {tag, WITHDRAWN} or {tag, WITHDRAWN, 1}
+end
 
 -- A declaration counts only if it differs from the last one, so that it does not undo a resize. A copy of a request declares nothing.
 local was_declared, was_capacity, declares = 0, capacity, declared == 0 or string.byte(ARGV[5]) ~= 43
@@ -181,7 +183,7 @@ end
 
 local queued_since = false
 if record then
-  local its_weight, its_fence, _, since, its_place, its_request = parse(record)
+  local its_weight, its_fence, its_lease, since, its_place, its_request = parse(record)
   local kept, was_until
   if its_fence ~= '0' then
     was_until = tonumber(call('ZSCORE', holders, ticket) or 0)
@@ -191,11 +193,13 @@ if record then
     kept = lasts(its_place, its_request) and call('ZSCORE', queue, entry)
   end
   if kept then
+    if its_lease == '0' then return {tag, WITHDRAWN, 1} end
     if its_weight ~= weight then return {tag, OTHER_WEIGHT, its_weight} end
     -- A late copy, sent before its client moved to a new place, must not bind the ticket to the old place again. Epochs
     -- of different clients are not comparable: a request passed on to another client continues with that client's place.
     if share.is_late(its_place, its_request, request, place) then return {tag, WITHDRAWN} end
-    _, claim = share.changed(its_place, its_request, request, place, its_fence == '0')
+    local _, others = share.changed(its_place, its_request, request, place, its_fence == '0')
+    claim = others
     if its_fence ~= '0' then -- it declares no capacity, and gets its permit whatever the capacity is now
       capacity, declared, was_declared = was_capacity, tonumber(was[4] or 0), 0
       return held(its_fence, since, was_until)

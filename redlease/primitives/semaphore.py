@@ -15,17 +15,18 @@ from redlease.hold import Blocks, HeldLease, Hold, HoldRequest, Obtained, lease_
 from redlease.limits import Duration
 from redlease.log import about
 from redlease.models import Permit
-from redlease.options import AcquireOptions, HoldOptions, OnLost, checked_hold_options, own_name
+from redlease.options import GRACE_S, AcquireOptions, Full, HoldOptions, OnLost, checked_hold_options, own_name
 from redlease.protocol import arguments
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.replies import Granted, Message
 from redlease.session.ids import RequestIds
 from redlease.session.queueing import PendingAcquire
-from redlease.session.refusals import not_queued
+from redlease.session.refusals import refused_at_once
 from redlease.tickets import GONE, Adopted
 
 from .control import ResourceControl
 from .guarded import Decorator
+from .replacing import Replacing
 
 logger = logging.getLogger("redlease")
 
@@ -73,6 +74,8 @@ class Semaphore(ResourceControl):
         priority: int = 0,
         key: str | None = None,
         share: float = 1,
+        when_full: Full = "wait",
+        grace: Duration = GRACE_S,
         on_lost: OnLost = "cancel",
         max_hold: Duration | None = None,
     ) -> HoldRequest:
@@ -92,6 +95,10 @@ class Semaphore(ResourceControl):
             key: Requests with different keys take turns, however many of each wait: a customer, say. Those of one key
                 are served in the order of arrival. Requests without a key take turns as one more key.
             share: How large a share of the turns its key gets beside keys of share 1, from 0.001 to 1000.
+            when_full: What happens if it cannot be granted at once. "wait"; "refuse" raises `QueueFull`. "replace-waiter":
+                others of its key that wait get `Superseded`, so that of a key only the newest waits. "replace-holder":
+                those, and what others of its key hold is lost, the oldest first, until it fits.
+            grace: Seconds that the body of a hold which it replaces has to end.
             on_lost: "cancel" cancels the body when the permit is lost, "signal" only sets `hold.lost`.
             max_hold: Seconds after which renewal stops and the lease runs out.
 
@@ -107,7 +114,14 @@ class Semaphore(ResourceControl):
             ValueError: A parameter is wrong, or the weight can never fit.
         """
         fate = checked_hold_options(on_lost, max_hold)
-        wish = self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority, key=key, share=share)
+        wish = self._usual.changed(
+            *(timeout, ticket, weight, owner, metadata),
+            priority=priority,
+            key=key,
+            share=share,
+            when_full=when_full,
+            grace=grace,
+        )
         return HoldRequest(self._resource.name, self._obtain, wish, fate)
 
     def guarded(
@@ -174,16 +188,25 @@ class Semaphore(ResourceControl):
         priority: int = 0,
         key: str | None = None,
         share: float = 1,
+        when_full: Full = "wait",
+        grace: Duration = GRACE_S,
     ) -> Permit:
         """Acquires a permit as data, which redlease does not renew: it expires after `lease` seconds.
 
         The caller renews it with `renew` and ends it with `release`; `hold()` does both by itself. The parameters and
         errors are those of `hold`, except `on_lost`, `max_hold` and `LeaseLost`.
         """
-        wish = self._usual.changed(timeout, ticket, weight, owner, metadata, priority=priority, key=key, share=share)
+        wish = self._usual.changed(
+            *(timeout, ticket, weight, owner, metadata),
+            priority=priority,
+            key=key,
+            share=share,
+            when_full=when_full,
+            grace=grace,
+        )
         permit = await self._acquire_permit(wish)
         if permit is None:
-            raise not_queued(self.name, ticket)
+            raise refused_at_once(self.name, ticket, refuses=wish.full.refuses)
         return permit
 
     async def try_acquire(
@@ -395,6 +418,8 @@ class Semaphore(ResourceControl):
         except BaseException:
             forget_ticket()
             raise
+        if wish.full.replaces:
+            waiting.on_queued = Replacing(waiting, wish.full).queued
         timer = None if wish.timeout_ms is None else self._timer(waiting, wish.timeout_ms)
         try:
             granted = await waiting.future

@@ -119,16 +119,17 @@ class Message(NamedTuple):
     """A message on a client's channel.
 
     About a request: "g" granted, "x" removed, "m" its weight exceeds the capacity, "r" its lease was shortened, "l"
-    what it waits for ends earlier than its client knows. About a resource, named by its state key: "c" a smaller
-    capacity.
+    what it waits for ends earlier than its client knows, "s" the request with the ticket `by` has replaced it. About a
+    resource, named by its state key: "c" a smaller capacity.
     """
 
     kind: str
     about: str
     numbers: tuple[int, ...]
+    by: str = ""
 
 
-NUMBERS = {"g": 4, "m": 1, "x": 0, "r": 0, "c": 1, "l": 1}  # how many numbers each kind of message has
+NUMBERS = {"g": 4, "m": 1, "x": 0, "r": 0, "c": 1, "l": 1, "s": 0}  # how many numbers each kind of message has
 
 
 def read_message(payload: bytes) -> Message:
@@ -136,13 +137,16 @@ def read_message(payload: bytes) -> Message:
     if len(payload) > MESSAGE_BYTES_MAX:
         raise ValueError(f"a message of {len(payload)} bytes is none of redlease")
     kind, about, *rest = payload.decode().split(" ")
+    by = ""
     if kind == "c":  # the key comes last, because it may contain spaces
         about, rest = " ".join(rest), [about]
+    elif kind == "s":  # and so does the ticket
+        by, rest = " ".join(rest), []
     numbers = tuple(map(int, rest))
     in_bounds = not numbers or 0 <= min(numbers) <= max(numbers) <= FENCE_MAX
-    if not about or NUMBERS.get(kind) != len(numbers) or not in_bounds:
+    if not about or (kind == "s" and not by) or NUMBERS.get(kind) != len(numbers) or not in_bounds:
         raise ValueError(f"{payload[:80]!r} is no message of redlease")
-    return Message(kind, about, numbers)
+    return Message(kind, about, numbers, by)
 
 
 def info_value(info: str, name: str) -> str:

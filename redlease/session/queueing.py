@@ -177,6 +177,11 @@ class PendingAcquire:
     def _again(self, wait_ms: float) -> None:
         self.session.keeper.schedule.at(clock.now_ms() + wait_ms, self)
 
+    def ask_again(self, wait_ms: float) -> None:
+        """Sends the request again though it may be queued; at once after a reconnect."""
+        self.sequence = None
+        self._again(wait_ms)
+
     def anew(self, now_ms: float) -> asyncio.Future[Granted | None]:
         """Sends the request again: the granted lease ended before the waiting task resumed."""
         self.session.check_open()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redlease.errors import AcquireTimeout, QueueFull, Withdrawn
+from redlease.errors import AcquireTimeout, QueueFull, Superseded, Withdrawn
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.replies import Status
 
@@ -23,6 +23,12 @@ def refused(ask: AcquireRequest, status: int, values: list[int]) -> Exception:
             f"resource {name!r}: ticket {ticket!r} is known with weight {values[0]}, not {ask.weight}. "
             "Ask with the same weight, or release it first"
         )
+    if values:
+        message = (
+            f"resource {name!r}: a newer request replaced ticket {ticket!r}, by its `when_full`. Do not ask again for "
+            "the same work: the newer request is for it"
+        )
+        return Superseded(message, resource=name, ticket=ticket)
     message = f"resource {name!r}: ticket {ticket!r} was taken out of the queue by its ticket. Ask again to queue anew"
     return Withdrawn(message, resource=name, ticket=ticket)
 
@@ -45,7 +51,10 @@ def timed_out(ask: AcquireRequest, timeout_ms: float) -> AcquireTimeout:
     return AcquireTimeout(message, resource=name, ticket=ask.ticket)
 
 
-def not_queued(name: str, ticket: str | None) -> AcquireTimeout:
+def refused_at_once(name: str, ticket: str | None, *, refuses: bool) -> QueueFull | AcquireTimeout:
     """Returns the error for a request that may not wait and found no free capacity."""
+    if refuses:
+        message = f"resource {name!r}: no permit is free, and when_full is 'refuse'. The request was not queued"
+        return QueueFull(message, resource=name, ticket=ticket)
     message = f"resource {name!r}: no permit without waiting, and timeout is 0. The request was not queued"
     return AcquireTimeout(message, resource=name, ticket=ticket)

@@ -11,6 +11,7 @@ import redlease
 from redlease import limits
 from redlease.limits import Duration, Until
 from redlease.models import HistoryEntry, Permit, Position, Snapshot
+from redlease.options import GRACE_S, Full
 from redlease.protocol.histories import HISTORY_COUNT
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
 
@@ -61,6 +62,8 @@ class Semaphore(Bound[redlease.Semaphore]):
         priority: int = 0,
         key: str | None = None,
         share: float = 1,
+        when_full: Full = "wait",
+        grace: Duration = GRACE_S,
         on_lost: OnLost = "exit",
         max_hold: Duration | None = None,
     ) -> HoldRequest:
@@ -77,6 +80,8 @@ class Semaphore(Bound[redlease.Semaphore]):
             priority: See there.
             key: See there.
             share: See there.
+            when_full: See there.
+            grace: See there. A thread is not cancelled, so its body has to look at `hold.lost`.
             on_lost: "exit" raises `LeaseLost` when the block is left, "raise" also at the next call of redlease in the
                 thread that entered the block, "signal" only sets `hold.lost`.
             max_hold: See there.
@@ -92,6 +97,8 @@ class Semaphore(Bound[redlease.Semaphore]):
                 priority=priority,
                 key=key,
                 share=share,
+                when_full=when_full,
+                grace=grace,
                 on_lost="signal",
                 max_hold=max_hold,
             )
@@ -143,10 +150,12 @@ class Semaphore(Bound[redlease.Semaphore]):
         priority: int = 0,
         key: str | None = None,
         share: float = 1,
+        when_full: Full = "wait",
+        grace: Duration = GRACE_S,
     ) -> Permit:
         """Acquires a permit as data, which redlease does not renew; as `redlease.Semaphore.acquire`."""
         options: Any = {"ticket": ticket, "weight": weight, "owner": owner, "metadata": metadata}
-        options |= {"priority": priority, "key": key, "share": share}
+        options |= {"priority": priority, "key": key, "share": share, "when_full": when_full, "grace": grace}
         return self._client.call(lambda: self._twin.acquire(timeout=timeout, **options), undo=self._give_back)
 
     def try_acquire(

@@ -42,6 +42,11 @@ class Entry:
         return max(1, min(2**31, math.floor(1000 * self.weight / self.share + 0.5)))
 
     @property
+    def is_replaced(self) -> bool:
+        """Whether a newer request has replaced this permit: it is not renewed any more."""
+        return self.fence > 0 and self.lease == 0
+
+    @property
     def is_shared(self) -> bool:
         """Whether several requests rely on the ticket, so that none of them makes its lease end earlier."""
         return len(self.claims) > 1

@@ -154,7 +154,9 @@ class Model(ResourceState):
     def refusal_of_repeat(self, live: Entry | None, request: str, place: str, weight: int) -> Reply:
         """Return the reply to a late copy, or to a request that differs from an earlier one; empty if it is neither."""
         if self.tombstones.get(request, 0) > self.now:
-            return [Status.WITHDRAWN]
+            return [Status.WITHDRAWN, 1] if request in self.replaced else [Status.WITHDRAWN]
+        if live and live.is_replaced:
+            return [Status.WITHDRAWN, 1]
         if live and live.weight != weight:
             return [Status.OTHER_WEIGHT, live.weight]
         return [Status.WITHDRAWN] if live and is_late(live, request, place) else []
@@ -255,6 +257,7 @@ class Model(ResourceState):
                 known.claims, changed = others, True
             changed = changed or hit
         self.tombstones |= dict.fromkeys(buried, self.now + tombstone)
+        self.replaced -= set(buried)
         if changed or buried:
             if waiting:
                 self.advance()
@@ -265,7 +268,9 @@ class Model(ResourceState):
         """Give a permit a full lease again."""
         held = self.holder(ticket, fence)
         if held is None:
-            return [0, self.capacity, 0]
+            known = self.held.get(ticket)
+            is_replaced = known and known.fence == fence and known.is_replaced and self.is_live(known)
+            return [0, self.capacity, -1 if is_replaced else 0]
         until = held.deadline_from(self.now, lease)
         held.deadline = until if shorten != "0" else max(held.deadline, until)
         held.lease = lease
@@ -278,7 +283,7 @@ class Model(ResourceState):
         """Take a permit over; with a new fence from all who had it, once however often the request is repeated."""
         held = self.held.get(ticket)
         repeated = held is not None and held.names(request)
-        if held is None or not self.is_live(held) or (held.fence != fence and not repeated):
+        if held is None or not self.is_live(held) or held.is_replaced or (held.fence != fence and not repeated):
             return [0]
         if refence and not repeated:
             held.fence, held.claims = self.next_fence(), []
@@ -298,6 +303,59 @@ class Model(ResourceState):
             self.advance()
             self.keep(idle)
         return [int(held is not None), 0]
+
+    def supersede(self, ticket: str, request: str, holders: int, tombstone: int, grace: int, idle: int) -> Reply:
+        """Let a waiting request take the place of the others of its key that came before it, or of holders too."""
+        queued = self.queue.get(ticket)
+        if queued is None or not queued.names(request) or not self.is_live(queued):
+            return [0, 0]
+        superseded = 0
+        for other in [other for other in self.waiters() if other.key == queued.key]:
+            if other is queued or not self.turns.precedes(other, queued) or other.ticket not in self.queue:
+                continue
+            superseded += self.is_live(other)
+            self.replace_waiter(other, tombstone)
+        if holders:
+            self.reap()
+            superseded += self.replace_holders(queued, grace)
+        self.advance()
+        self.keep(idle)
+        return [superseded, 0]
+
+    def replace_waiter(self, other: Entry, tombstone: int) -> None:
+        """Take a waiter out of the queue, and refuse its requests for so long."""
+        requests = [its for _, its in other.claims]
+        self.tombstones |= dict.fromkeys(requests, self.now + tombstone)
+        self.replaced |= set(requests)
+        self.remove(other)
+
+    def replace_holder(self, other: Entry, grace: int) -> None:
+        """Let a permit last for so long at most, and not be renewed."""
+        other.lease, other.deadline = 0, min(other.deadline, self.now + grace)
+
+    def replace_holders(self, queued: Entry, grace: int) -> int:
+        """End the oldest permits of the key of a waiter until it fits; return how many.
+
+        What ends by itself is not counted: a pause, and a time without tokens or without grants.
+        """
+        held = sorted((held for held in self.held.values() if held.key == queued.key), key=lambda held: held.fence)
+        lasting = sum(limit.kept(self.capacity) for limit in self.limits.values() if limit.kind == "limit")
+        lacking = lasting + sum(user.weight for user in self.users()) + queued.weight - self.capacity
+        if queued.key:
+            names = (Limit.named("limit", queued.key), Limit.named("each", ""))
+            limit = next((self.limits[name] for name in names if name in self.limits), None)
+            most = limit.units if limit else self.turns.limit or None
+            used = sum(user.weight for user in self.users() if user.key == queued.key)
+            lacking = max(lacking, 0 if most is None else used + queued.weight - most)
+        lacking -= sum(other.weight for other in held if other.is_replaced)
+        count = 0
+        for other in [other for other in held if not other.is_replaced]:
+            if lacking <= 0:
+                break
+            lacking -= other.weight
+            self.replace_holder(other, grace)
+            count += 1
+        return count
 
     def beat(self, place: str, waiter_lease: int, ticket: str, idle: int) -> Reply:
         """Keep a client's place; grant if an expiry made that possible."""

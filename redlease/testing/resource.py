@@ -26,6 +26,7 @@ class ResourceState:
         queue: The waiters by ticket, dead ones included that no call has removed yet.
         places: When each client's place lapses.
         tombstones: Until when late copies of a request grant nothing.
+        replaced: Those of them that a newer request has replaced.
         lock_delay: How long the units of an expired permit stay in use.
         delays: Those that do.
         lasted: How long holds lasted of late whose release others waited for, if there were any.
@@ -46,6 +47,7 @@ class ResourceState:
     queue: dict[str, Entry] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
     tombstones: dict[str, int] = field(default_factory=dict)
+    replaced: set[str] = field(default_factory=set)
     lock_delay: int = 0
     delays: list[Delay] = field(default_factory=list)
     lasted: float | None = None
@@ -326,7 +328,7 @@ class ResourceState:
     def holder(self, ticket: str, fence: int) -> Entry | None:
         """Return an unexpired permit under its fence."""
         held = self.held.get(ticket)
-        return held if held is not None and held.fence == fence and self.is_live(held) else None
+        return held if held and held.fence == fence and self.is_live(held) and not held.is_replaced else None
 
     def remove(self, entry: Entry | None) -> None:
         """Take a ticket out; what an expired permit had stays in use for the lock delay."""

@@ -159,6 +159,13 @@ class RandomCalls:
         place = self.place(self.channel())
         return place, self.random.choice(self.leases), self.random.choice(TICKETS), self.idle
 
+    def supersede(self) -> Args:
+        """Replace what is older, holders too."""
+        channel, ticket = self.channel(), self.random.choice(list(self.model.queue) or TICKETS)
+        known = self.model.queue.get(ticket)
+        request = known.claims[0][1] if known and self.random.random() < 0.9 else self.request(channel, ticket)
+        return ticket, request, self.random.randint(0, 1), 5, self.random.choice([0, 2, 30]), self.idle
+
     def reduce(self) -> Args:
         """Give back a part."""
         return *self.permit(), self.random.choice([1, 1, 2, 3]), self.idle
@@ -200,6 +207,7 @@ SHARES = {
     "beat": 8,
     "adopt": 6,
     "reduce": 5,
+    "supersede": 3,
     "check": 4,
     "position": 4,
     "resize": 3,

@@ -35,6 +35,11 @@ function share.changed(its_place, its_request, request, place, waits)
   return place, text, was_there
 end
 
+-- Returns whether that request is one of a record's.
+function share.has(requests, request)
+  return string.find('}' .. requests .. '{', '}' .. request .. '{', 1, true)
+end
+
 -- Returns true for a late copy: its client has sent that request from a newer place since.
 function share.is_late(its_place, its_request, request, place)
   local channel, epoch = string.match(place, '^([^|]*)|?(%d*)$')

@@ -60,10 +60,10 @@ local function first_of_rest(number)
 end
 
 -- Returns how many units a key may have: 0 while it is held back, else its own limit, that for each key, or the declared one. And
--- when that ends, unless it is the declared one.
-local function limit_of(key)
+-- when that ends, unless it is the declared one. `lasting`: the time for which it is held back does not count.
+local function limit_of(key, lasting)
   if turns.limits > 0 then
-    for _, name in ipairs({'\255back ' .. key, '\255limit ' .. key, '\255each'}) do
+    for _, name in ipairs({not lasting and '\255back ' .. key or '\255limit ' .. key, '\255limit ' .. key, '\255each'}) do
       local ends = (call('ZSCORE', holders, name) or 0) - OF_KEYS
       if ends > now then
         local _, _, units = parse(call('HGET', state, 't' .. name) or '')
@@ -92,6 +92,23 @@ end
 local function over_limit(key, held, weight)
   local most = limit_of(key)
   return most and held + weight > most or token_due_to(key)
+end
+
+-- Returns how many units of a key must be released before it may have so many more; a time without grants ends by itself.
+function turns.lacks(key, weight)
+  local most = limit_of(key, true)
+  return most and (read_key(key)) + weight - most or 0
+end
+
+-- Returns the waiters of a key that came before one of them, about a batch of them at most.
+function turns.before(key, member)
+  local _, number, head = read_key(key)
+  local score = format('%.0f', REST + number)
+  local found = {head ~= '' and head < member and head or nil}
+  for _, other in ipairs(call('ZRANGEBYSCORE', queue, score, score, 'LIMIT', 0, BATCH)) do
+    if other < member then found[#found + 1] = other end
+  end
+  return found
 end
 
 -- Forgets a ticket that neither holds nor waits any more.

@@ -17,6 +17,7 @@ ARE_NUMBERS = {
     "release": (3, 5),
     "renew": (1, 2, 4),
     "adopt": (1, 4, 5, 6),
+    "supersede": (2, 3, 4, 5),
     "beat": (1, 3),
     "reduce": (1, 2, 3),
     "resize": (0, 1),

@@ -23,6 +23,8 @@ class PublishingModel(Model):
         replied_to: The waiter to whom the reply of this call tells that.
         is_new_wait: Whether a wait for a token has begun in this call.
         before_call: The capacity and the places before the call.
+        newer: The ticket that takes the place of others.
+        was_until: When the lease of the permit ended that the acquire asks for.
     """
 
     state_key: str = ""
@@ -32,6 +34,8 @@ class PublishingModel(Model):
     replied_to: str = ""
     is_new_wait: bool = False
     before_call: tuple[int, dict[str, int]] = (0, {})
+    newer: str = ""
+    was_until: int = 0
     messages: list[tuple[str, str]] = field(default_factory=list)
 
     def published(self) -> list[tuple[str, str]]:
@@ -100,6 +104,8 @@ class PublishingModel(Model):
     def grant(self, entry: Entry, deadline: int) -> None:
         """Make a holder of a ticket, and tell who waits for it."""
         super().grant(entry, deadline)
+        if entry.ticket == self.asking:
+            self.was_until = deadline  # a repeated request may make it end earlier
         if entry.ticket in self.queue:
             self.publish_to_sharers(entry, "g", f" {entry.fence} {self.now} {deadline} {self.capacity}")
 
@@ -190,12 +196,12 @@ class PublishingModel(Model):
     def acquire(self, *args: object) -> Reply:
         """Request, which may declare a smaller capacity or make a lease end earlier."""
         self.asking = str(args[0])
-        held = self.held.get(self.asking)
+        known = self.find(self.asking)
         self.before_call = self.capacity, dict(self.places)
-        was_until = held.deadline if held else 0
+        self.was_until = known.deadline if known else 0
         reply = super().acquire(*args)  # type: ignore[arg-type]
-        is_same = held is not None and held is self.held.get(held.ticket)
-        if held and is_same and held.deadline < was_until:
+        held = self.held.get(self.asking)
+        if held and held is known and held.deadline < self.was_until:
             self.publish_to_head()
         return reply
 
@@ -240,6 +246,31 @@ class PublishingModel(Model):
         if before and reply[0] and reply[0] != before.fence:
             self.publish_to_sharers(before, "x")
         return reply
+
+    def supersede(self, ticket: str, *args: object) -> Reply:
+        """Let a request take the place of others, and tell those."""
+        self.newer = ticket
+        return super().supersede(ticket, *args)  # type: ignore[arg-type]
+
+    def replace_waiter(self, other: Entry, tombstone: int) -> None:
+        """Take a waiter out of the queue."""
+        super().replace_waiter(other, tombstone)
+        self.publish_to_sharers(other, "s", f" {self.newer}")
+
+    def replace_holder(self, other: Entry, grace: int) -> None:
+        """End a permit."""
+        super().replace_holder(other, grace)
+        self.publish_to_sharers(other, "s", f" {self.newer}")
+
+    def replace_holders(self, queued: Entry, grace: int) -> int:
+        """End permits, and tell the first waiters if one ends earlier than before."""
+        before = {held.ticket: held.deadline for held in self.held.values()}
+        count = super().replace_holders(queued, grace)
+        if any(held.deadline < before[held.ticket] for held in self.held.values()):
+            self.publish_to_head()
+            if queued.key:
+                self.tell_next(queued.key)
+        return count
 
     def resize(self, capacity: int, idle: int) -> Reply:
         """Set the capacity, and tell of a smaller one."""

@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from vectors import Scenario
 
 STATE_KEY = Resource("model", "r").keys[0]
-MODELLED = {"acquire", "release", "renew", "adopt", "beat", "reduce", "resize", "limit", "check", "position"}
+MODELLED = {
+    "acquire",
+    "release",
+    "renew",
+    "adopt",
+    "beat",
+    "reduce",
+    "supersede",
+    "resize",
+    "limit",
+    "check",
+    "position",
+}
 
 
 @pytest.mark.parametrize("scenario", vectors.read(), ids=lambda scenario: scenario.name)

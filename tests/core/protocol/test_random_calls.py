@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TWO_OUTCOMES = ("release", "renew", "adopt", "reduce", "check", "limit")
+TWO_OUTCOMES = ("release", "renew", "adopt", "reduce", "check", "limit", "supersede")
 
 
 @pytest.mark.timeout(3600)

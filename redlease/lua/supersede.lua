@@ -1,0 +1,88 @@
+-- supersede: a request that waits takes the place of the others of its key. Those that came before it leave the queue; and, if it
+-- replaces holders, permits of its key end, the oldest first, until it fits. Such a permit has a lease of 0 in its record: it can only be
+-- released, and lasts for the grace time at most.
+-- KEYS: state holders queue waiters
+-- ARGV: tag ticket request holders tombstone_ms grace_ms idle_ttl_ms
+--       (holders 1: it replaces holders; tombstone_ms: how long requests that left the queue are refused)
+-- Reply: {tag, superseded, more}; superseded: how many live permits and places; 0 too if that request does not wait
+-- Cost: O(log n), and O(log n) for each of at most 100 waiters; of the holders it looks at the 100 whose leases end first.
+local tag, ticket, its_request, ends_holders = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
+local tombstone, grace, idle = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+
+--#include state
+read(ticket)
+--#include queue
+--#include share
+local weight, its_fence, _, _, place, request = parse(record or '')
+if its_fence ~= '0' or not share.has(request, its_request) or not lasts(place, request) then return {tag, 0, 0} end
+local key, entry = entry_of(ticket)
+local score = call('ZSCORE', queue, entry)
+local earlier = key and turns.before(key, entry) or call('ZRANGEBYSCORE', queue, '-inf', '(' .. score, 'LIMIT', 0, BATCH)
+call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
+
+local superseded = 0
+for _, other in ipairs(earlier) do
+  other = ticket_of(other)
+  local its_weight, _, _, since, its_place, requests, label = parse(call('HGET', state, 't' .. other) or '')
+  if its_weight then -- else it was dead, and left with the one before it
+    if lasts(its_place, requests) then
+      superseded = superseded + 1
+      note('superseded', other, '0', its_weight, now - since, label)
+    end
+    for one in string.gmatch('}' .. requests, '}([^{]*)') do
+      call('ZADD', waiters, format('-%d.5', now + tombstone - 1), '!' .. one)
+    end
+    tombstones = math.max(tombstones, now + tombstone)
+    set('x', format('%d', tombstones))
+    remove_waiter(other)
+    publish_to_sharers(its_place, requests, 's', ' ' .. ticket)
+  end
+end
+
+-- Ends a permit; returns whether it ends earlier than before.
+local function replace(other)
+  local text = call('HGET', state, 't' .. other)
+  local its_weight, fence_of_it, _, since, its_place, requests, label = parse(text)
+  call('HSET', state, 't' .. other, (string.gsub(text, '^(%d+ %d+ )%d+', '%10')))
+  note('superseded', other, fence_of_it, its_weight, now - since, label)
+  publish_to_sharers(its_place, requests, 's', ' ' .. ticket)
+  superseded = superseded + 1
+  if tonumber(call('ZSCORE', holders, other)) <= now + grace then return false end
+  lease_until(other, now + grace)
+  return true
+end
+
+if ends_holders then
+  reap(BATCH)
+  -- Limits count as far as they last: a pause, the time without a token and that after an answer of a vendor end by themselves.
+  local lacking = used + weight - capacity
+  for _, kind in ipairs({'pause', 'back', 'rate'}) do
+    lacking = lacking - (parse(call('HGET', state, 't' .. string.char(255) .. kind) or '') or 0)
+  end
+  if key then lacking = math.max(lacking, turns.lacks(key, weight)) end
+  local held = {}
+  for _, other in ipairs(call('ZRANGE', holders, 0, BATCH - 1)) do
+    if string.byte(other) ~= 255 and (entry_of(other)) == key then
+      local its_weight, fence_of_it, lease = parse(call('HGET', state, 't' .. other) or '')
+      if lease == '0' then
+        lacking = lacking - its_weight
+      elseif its_weight then
+        held[#held + 1] = {other, its_weight, tonumber(fence_of_it)}
+      end
+    end
+  end
+  table.sort(held, function(one, other) return one[3] < other[3] end)
+  local is_sooner = false
+  for _, one in ipairs(held) do
+    if lacking <= 0 then break end
+    lacking = lacking - one[2]
+    is_sooner = replace(one[1]) or is_sooner
+  end
+  if is_sooner then
+    publish_to_head()
+    if key then turns.tell_next(key) end
+  end
+end
+local more = grant_waiting()
+commit(math.max(now, tombstones), idle)
+return {tag, superseded, #earlier >= BATCH and 1 or more}

@@ -1,0 +1,49 @@
+"""Has a request that waits take the place of older ones of its key: `when_full="replace-waiter"` or "replace-holder"."""
+
+from __future__ import annotations
+
+from redlease.options import WhenFull
+from redlease.protocol import encoding, scripts
+from redlease.protocol.faults import ErrorReply
+from redlease.protocol.replies import Queued
+from redlease.session.queueing import PendingAcquire
+from redlease.transport.base import Reply
+
+REFUSED_MS = 60_000  # how long a request that was replaced is refused, should its client not have heard of that
+
+
+class Replacing:
+    """Sends `supersede` each time the request is queued, until the server has answered.
+
+    The server goes by the order of arrival, so it does not matter which of several such requests is the first to send it.
+    """
+
+    def __init__(self, waiting: PendingAcquire, when_full: WhenFull) -> None:
+        self._waiting = waiting
+        self._holders = int(when_full.mode == "replace-holder")
+        self._grace_ms = when_full.grace_ms
+
+    def queued(self, _: Queued | None = None) -> None:
+        """Sends it now; a request whose connection is lost queues again, and so does this."""
+        waiting, ask = self._waiting, self._waiting.ask
+        link = waiting.session.connection.endpoint_for(ask.resource)
+        if waiting.future.done():
+            return
+        if not link.ready:
+            waiting.ask_again(0)
+            return
+        lasts_ms = max(ask.terms.lease_ms, REFUSED_MS)
+        tail = encoding.pack(*(ask.ticket, ask.request, self._holders, lasts_ms, self._grace_ms, ask.terms.idle_ttl_ms))
+        link.send(ask.resource, scripts.SUPERSEDE, tail, self._answered)
+
+    def _answered(self, reply: Reply) -> None:
+        waiting = self._waiting
+        if reply is None:
+            waiting.ask_again(0)
+        elif isinstance(reply, ErrorReply):
+            if reply.is_transient:
+                waiting.ask_again(reply.retry_ms)
+            else:
+                waiting.fail(reply.error(waiting.ask.resource.name, waiting.ask.ticket))
+        elif reply[2]:
+            self.queued()
