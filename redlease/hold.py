@@ -74,6 +74,12 @@ class HeldLease(Lease):
         if self.on_lost == "cancel":
             self.cancel(self.why_lost)
 
+    def make_room(self, now_ms: float) -> None:
+        """Lets the request begin that has replaced it, as its body has ended."""
+        if self.replaced:
+            self.replaced = False
+            self.keeper.give_up(self, now_ms)
+
     def _finish(self) -> None:
         self.asker = None
         self.forget_ticket()

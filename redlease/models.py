@@ -151,7 +151,9 @@ class Snapshot:
             object.__setattr__(self, "waiting", len(self.waiters))
 
 
-Event = Literal["granted", "released", "lost", "forced", "adopted", "reduced", "resized", "limited", "lifted"]
+Event = Literal[
+    "granted", "released", "lost", "forced", "superseded", "adopted", "reduced", "resized", "limited", "lifted"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,9 @@ class HistoryEntry:
         id: Its id in the history of the resource: a later entry has a greater one, by its two numbers.
         at_ms: When.
         event: What: "granted"; "released" by its holder; "lost", since the lease ended, noted by the next acquire or by
-            its own client; "forced": an operator released it, or took it out of the queue, by its ticket; "adopted"
-            under a new owner; "reduced" to a smaller weight, as by `downgrade()`; "resized": the capacity changed;
+            its own client; "forced": an operator released it, or took it out of the queue, by its ticket; "superseded":
+            a newer request replaced it, as a waiter, or as a holder whose end follows; "adopted" under a new owner;
+            "reduced" to a smaller weight, as by `downgrade()`; "resized": the capacity changed;
             "limited": somebody set a limit, or "lifted" one.
         ticket: Of the permit or waiter; empty for "resized"; the key of a limit, empty if it is not of one key.
         owner: The name of its holder; for "adopted", of the new one; for "limited" and "lifted", of who did it.

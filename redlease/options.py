@@ -160,14 +160,13 @@ class AcquireOptions(NamedTuple):
         """Returns the default options of a primitive; `weight`: what one unit of it weighs."""
         return cls(None, weight, terms, {}, None, arguments.pack_terms(terms, weight, arguments.label(terms.owner, {})))
 
-    def changed(
+    def changed(  # noqa: PLR0917  as many as an acquire has, in its order
         self,
         timeout: Duration | None,
         ticket: str | None,
         weight: int,
         owner: str | None,
         metadata: dict[str, str] | None,
-        *,
         priority: int = 0,
         key: str | None = None,
         share: float = 1,

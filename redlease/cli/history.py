@@ -18,7 +18,7 @@ from .snapshot import aligned, units
 
 HEADS = ("time", "event", "ticket", "owner", "weight", "fence", "waited", "held")
 WORDS = 4
-STYLES = {"granted": "green", "released": "", "lost": "red", "forced": "red"}
+STYLES = {"granted": "green", "released": "", "lost": "red", "forced": "red", "superseded": "yellow"}
 
 
 def show_history(entries: list[HistoryEntry], *, as_json: bool) -> None:

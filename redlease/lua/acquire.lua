@@ -183,7 +183,7 @@ end
 
 local queued_since = false
 if record then
-  local its_weight, its_fence, its_lease, since, its_place, its_request = parse(record)
+  local its_weight, its_fence, _, since, its_place, its_request = parse(record)
   local kept, was_until
   if its_fence ~= '0' then
     was_until = tonumber(call('ZSCORE', holders, ticket) or 0)
@@ -193,13 +193,12 @@ if record then
     kept = lasts(its_place, its_request) and call('ZSCORE', queue, entry)
   end
   if kept then
-    if its_lease == '0' then return {tag, WITHDRAWN, 1} end
+    if string.find(its_fence, '^0.') then return {tag, WITHDRAWN, 1} end
     if its_weight ~= weight then return {tag, OTHER_WEIGHT, its_weight} end
     -- A late copy, sent before its client moved to a new place, must not bind the ticket to the old place again. Epochs
     -- of different clients are not comparable: a request passed on to another client continues with that client's place.
     if share.is_late(its_place, its_request, request, place) then return {tag, WITHDRAWN} end
-    local _, others = share.changed(its_place, its_request, request, place, its_fence == '0')
-    claim = others
+    _, claim = share.changed(its_place, its_request, request, place, its_fence == '0')
     if its_fence ~= '0' then -- it declares no capacity, and gets its permit whatever the capacity is now
       capacity, declared, was_declared = was_capacity, tonumber(was[4] or 0), 0
       return held(its_fence, since, was_until)

@@ -10,11 +10,11 @@ local lease, refence, idle, label = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(
 --#include state
 read(ticket)
 if not record then return {tag, 0} end
-local weight, held_fence, its_lease, since, held_place, held_request = parse(record)
+local weight, held_fence, _, since, held_place, held_request = parse(record)
 -- An earlier copy of this adoption was executed and its reply was lost; other requests may share the ticket since.
-local repeated = string.find('}' .. held_request .. '{', '}' .. request .. '{', 1, true)
+local repeated = string.byte(held_fence) ~= 48 and string.find('}' .. held_request .. '{', '}' .. request .. '{', 1, true)
 local was_until = (held_fence == its_fence or repeated) and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
-if was_until <= now or its_lease == '0' then return {tag, 0} end
+if was_until <= now then return {tag, 0} end
 
 -- With a new fence only the adopter holds it, unless other requests share the ticket since; with the old fence it may be held
 -- elsewhere too. If it is shared, its lease must not end earlier.

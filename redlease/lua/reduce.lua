@@ -9,8 +9,8 @@ local tag, ticket, its_fence, weight, idle = ARGV[1], ARGV[2], ARGV[3], tonumber
 read(ticket)
 --#include queue
 if not record then return {tag, 0, 0} end
-local its_weight, held_fence, its_lease, since, _, _, label = parse(record)
-local deadline = held_fence == its_fence and its_lease ~= '0' and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
+local its_weight, held_fence, _, since, _, _, label = parse(record)
+local deadline = held_fence == its_fence and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
 if deadline <= now then return {tag, 0, 0} end
 if weight >= its_weight then return {tag, 1, 0} end
 for i = 3, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, before the first write

@@ -73,7 +73,7 @@ end
 
 if record then
   local weight, held_fence, _, since, place, request, label = parse(record)
-  local hit = its_fence == held_fence and held_fence ~= '0'
+  local hit = (its_fence == held_fence or '0' .. its_fence == held_fence) and held_fence ~= '0'
   if its_fence == '' then
     local was_there, rest = share.left(record, its_request)
     hit = its_request == '' or (was_there and not rest)

@@ -4,7 +4,7 @@
 --       (shorten 1: the lease may end earlier than before; "told": and its holder is notified of that; 0: never; "write": never,
 --       and there is a write even in the ms of the grant, in which nothing changes: WAIT waits for writes.
 --       The lease of a shared ticket is never shortened: other requests rely on it)
--- Reply: {tag, deadline, capacity, waiting}; deadline 0 if the permit is no longer held, and waiting -1 if a newer request replaced it
+-- Reply: {tag, deadline, capacity, waiting}; deadline 0 if the permit is no longer held
 -- Cost: O(log n).
 local tag, ticket, its_fence, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local shorten, idle = ARGV[5], tonumber(ARGV[6])
@@ -14,7 +14,7 @@ read(ticket)
 if not record then return {tag, 0, capacity, 0} end
 local _, held_fence, its_lease, _, place, request = parse(record)
 local was_until = held_fence == its_fence and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
-if was_until <= now or its_lease == '0' then return {tag, 0, capacity, was_until > now and -1 or 0} end
+if was_until <= now then return {tag, 0, capacity, 0} end
 local waiting = call('ZCARD', queue)
 local deadline = shorten ~= '0' and shorten ~= 'write' and string.byte(record) ~= 48 and now + lease or math.max(was_until, now + lease)
 if was_until > deadline then

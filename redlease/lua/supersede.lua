@@ -1,6 +1,6 @@
 -- supersede: a request that waits takes the place of the others of its key. Those that came before it leave the queue; and, if it
--- replaces holders, permits of its key end, the oldest first, until it fits. Such a permit has a lease of 0 in its record: it can only be
--- released, and lasts for the grace time at most.
+-- replaces holders, permits of its key end, the oldest first, until it fits. The fence in the record of such a permit begins with a zero: it
+-- can only be released, under its fence without that, and lasts for the grace time at most.
 -- KEYS: state holders queue waiters
 -- ARGV: tag ticket request holders tombstone_ms grace_ms idle_ttl_ms
 --       (holders 1: it replaces holders; tombstone_ms: how long requests that left the queue are refused)
@@ -43,7 +43,7 @@ end
 local function replace(other)
   local text = call('HGET', state, 't' .. other)
   local its_weight, fence_of_it, _, since, its_place, requests, label = parse(text)
-  call('HSET', state, 't' .. other, (string.gsub(text, '^(%d+ %d+ )%d+', '%10')))
+  call('HSET', state, 't' .. other, (string.gsub(text, '^(%d+ )', '%10')))
   note('superseded', other, fence_of_it, its_weight, now - since, label)
   publish_to_sharers(its_place, requests, 's', ' ' .. ticket)
   superseded = superseded + 1
@@ -63,8 +63,8 @@ if ends_holders then
   local held = {}
   for _, other in ipairs(call('ZRANGE', holders, 0, BATCH - 1)) do
     if string.byte(other) ~= 255 and (entry_of(other)) == key then
-      local its_weight, fence_of_it, lease = parse(call('HGET', state, 't' .. other) or '')
-      if lease == '0' then
+      local its_weight, fence_of_it = parse(call('HGET', state, 't' .. other) or '')
+      if its_weight and string.byte(fence_of_it) == 48 then
         lacking = lacking - its_weight
       elseif its_weight then
         held[#held + 1] = {other, its_weight, tonumber(fence_of_it)}

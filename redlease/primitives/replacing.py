@@ -1,4 +1,4 @@
-"""Has a request that waits take the place of older ones of its key: `when_full="replace-waiter"` or "replace-holder"."""
+"""Has a request that waits take the place of older ones of its key, as `when_full` asks for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REFUSED_MS = 60_000  # how long a request that was replaced is refused, should i
 class Replacing:
     """Sends `supersede` each time the request is queued, until the server has answered.
 
-    The server goes by the order of arrival, so it does not matter which of several such requests is the first to send it.
+    The server goes by the order of arrival, so it does not matter which of several requests is the first to send it.
     """
 
     def __init__(self, waiting: PendingAcquire, when_full: WhenFull) -> None:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from redlease import clock, events, limits
-from redlease.errors import NotReplicated, RedleaseError
+from redlease.errors import RedleaseError
 from redlease.hold import Blocks, HeldLease, Hold, HoldRequest, Obtained, lease_lost
 from redlease.limits import Duration
 from redlease.log import about
@@ -21,7 +21,7 @@ from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.replies import Granted, Message
 from redlease.session.ids import RequestIds
 from redlease.session.queueing import PendingAcquire
-from redlease.session.refusals import refused_at_once
+from redlease.session.refusals import not_replicated, refused_at_once
 from redlease.tickets import GONE, Adopted
 
 from .control import ResourceControl
@@ -81,8 +81,8 @@ class Semaphore(ResourceControl):
     ) -> HoldRequest:
         """Acquires a permit and renews it: `async with pool.hold() as hold:`, or `hold = await pool.hold()`.
 
-        Do not `yield` from an async generator inside the block, except in an `asynccontextmanager`: a loss cancels the
-        task, which at a `yield` runs the code that iterates. With `contextlib.aclosing`, that code gets `LeaseLost`.
+        Do not `yield` from an async generator inside it, except in an `asynccontextmanager`: a loss cancels the task,
+        which at a `yield` runs the code that iterates. With `contextlib.aclosing`, that code gets `LeaseLost`.
 
         Args:
             timeout: Seconds to wait for the grant, outages included; None waits for ever.
@@ -90,39 +90,29 @@ class Semaphore(ResourceControl):
             weight: Units to hold.
             owner: The name shown as holder.
             metadata: Shown by `inspect()`.
-            priority: From 0 to 100. For each step that its priority is above theirs, the request may be served before
-                up to ten earlier ones; those of equal priority are served in the order of arrival.
+            priority: From 0 to 100. For each step that it is above theirs, the request may be served before up to ten
+                earlier ones; those of equal priority are served in the order of arrival.
             key: Requests with different keys take turns, however many of each wait: a customer, say. Those of one key
                 are served in the order of arrival. Requests without a key take turns as one more key.
-            share: How large a share of the turns its key gets beside keys of share 1, from 0.001 to 1000.
-            when_full: What happens if it cannot be granted at once. "wait"; "refuse" raises `QueueFull`. "replace-waiter":
-                others of its key that wait get `Superseded`, so that of a key only the newest waits. "replace-holder":
-                those, and what others of its key hold is lost, the oldest first, until it fits.
-            grace: Seconds that the body of a hold which it replaces has to end.
+            share: How large a share of the turns its key gets, from 0.001 to 1000.
+            when_full: "wait", "refuse" (`QueueFull`), "replace-waiter" (older waiters of its key get `Superseded`),
+                or "replace-holder": older holders of its key too.
+            grace: Seconds that the body of such a hold has to end.
             on_lost: "cancel" cancels the body when the permit is lost, "signal" only sets `hold.lost`.
             max_hold: Seconds after which renewal stops and the lease runs out.
 
         Raises:
             AcquireTimeout: No capacity was free within `timeout`; the request is out of the queue.
-            QueueFull: `max_waiters` requests wait already.
-            Withdrawn: The request was removed from the queue by its ticket, or the client was closed.
+            QueueFull: `max_waiters` requests wait already, or `when_full` is "refuse".
+            Withdrawn: It was removed from the queue by its ticket, replaced (`Superseded`), or its client was closed.
             LeaseLost: The permit was lost while the body ran, or before it began.
             NotReplicated: The server, or `durability`, asks for more replicas than there are.
-            Unavailable: The server was unreachable when `timeout` was over, or, with a `timeout` of 0, during the
-                client's `call_timeout`. Like AcquireTimeout, it is a TimeoutError.
+            Unavailable: The server was unreachable when `timeout` was over, or with 0 during `call_timeout`.
             RedleaseError: The server refused, or the client is closed.
             ValueError: A parameter is wrong, or the weight can never fit.
         """
-        fate = checked_hold_options(on_lost, max_hold)
-        wish = self._usual.changed(
-            *(timeout, ticket, weight, owner, metadata),
-            priority=priority,
-            key=key,
-            share=share,
-            when_full=when_full,
-            grace=grace,
-        )
-        return HoldRequest(self._resource.name, self._obtain, wish, fate)
+        wish = self._usual.changed(*(timeout, ticket, weight, owner, metadata, priority, key, share, when_full, grace))
+        return HoldRequest(self._resource.name, self._obtain, wish, checked_hold_options(on_lost, max_hold))
 
     def guarded(
         self,
@@ -196,14 +186,7 @@ class Semaphore(ResourceControl):
         The caller renews it with `renew` and ends it with `release`; `hold()` does both by itself. The parameters and
         errors are those of `hold`, except `on_lost`, `max_hold` and `LeaseLost`.
         """
-        wish = self._usual.changed(
-            *(timeout, ticket, weight, owner, metadata),
-            priority=priority,
-            key=key,
-            share=share,
-            when_full=when_full,
-            grace=grace,
-        )
+        wish = self._usual.changed(*(timeout, ticket, weight, owner, metadata, priority, key, share, when_full, grace))
         permit = await self._acquire_permit(wish)
         if permit is None:
             raise refused_at_once(self.name, ticket, refuses=wish.full.refuses)
@@ -369,8 +352,7 @@ class Semaphore(ResourceControl):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        blocks = self._blocks or Blocks()
-        await blocks.left(self).__aexit__(kind, error, traceback)
+        await (self._blocks or Blocks()).left(self).__aexit__(kind, error, traceback)
 
     # Internals
 
@@ -444,16 +426,10 @@ class Semaphore(ResourceControl):
 
     async def _replicated(self, waiting: PendingAcquire, fence: int) -> None:
         """Waits until replicas have a grant; raises `NotReplicated` if too few have it in time."""
-        ask, sent_ms = waiting.ask, clock.now_ms()
-        terms = ask.terms
-        replicas = await self._tickets.replicate(ask, fence)
+        terms, sent_ms = waiting.ask.terms, clock.now_ms()
+        replicas = await self._tickets.replicate(waiting.ask, fence)
         if replicas < terms.replicas:
-            raise NotReplicated(
-                f"resource {self.name!r}: {replicas} of {terms.replicas} replicas had the grant of ticket "
-                f"{ask.ticket!r} within {terms.replicas_ms / 1000:g} s; it is given back. Try again when they are back",
-                resource=self.name,
-                ticket=ask.ticket,
-            )
+            raise not_replicated(waiting.ask, replicas)
         waiting.deadline_ms = sent_ms + terms.lease_ms - clock.SERVER_TICK_MS
 
     def _timer(self, waiting: PendingAcquire, timeout_ms: int) -> asyncio.TimerHandle:

@@ -31,7 +31,7 @@ def read_entry(entry: list[Any]) -> HistoryEntry:
     event, weight, span_ms = cast("Event", fields["e"]), int(fields["w"]), int(fields["m"])
     resized, waited = (
         event in {"resized", "limited", "lifted"},
-        event == "granted" or (event == "forced" and fields["f"] == "0"),
+        event == "granted" or (event in {"forced", "superseded"} and fields["f"] == "0"),
     )
     owner = _decode(fields["o"])[0] if fields["o"] else ""
     if not isinstance(owner, str):

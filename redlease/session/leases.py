@@ -167,10 +167,9 @@ class Lease(BlockTask):
             self.keeper.schedule.at(now_ms, self)  # another connection may serve the resource by now
         elif isinstance(reply, ErrorReply):
             self._refused(now_ms, reply)
-        elif reply[1] == 0 and reply[3] < 0:
-            self._lose_to("a newer request")
         elif reply[1] == 0:
-            why = "the server no longer has it: it lapsed, was released by its ticket, or the server lost its data"
+            self.replaced = True  # perhaps: the message that says so may have been lost
+            why = "the server no longer has it: it lapsed, was released or replaced, or the server lost its data"
             self.lose(why, "gone")
         else:
             self.deadline_ms = sent_ms + self.ask.terms.lease_ms - clock.SERVER_TICK_MS
@@ -196,16 +195,6 @@ class Lease(BlockTask):
         if (emit := self.keeper.emit) is not None:
             emit(RenewalFailed(self.ask.resource.name, self.ask.ticket, self.fence, error))
 
-    def _lose_to(self, newer: str) -> None:
-        self.replaced = not self.ended
-        self.lose(f"{newer} replaced it", "superseded")
-
-    def make_room(self, now_ms: float) -> None:
-        """Lets the request begin that has replaced it, as its body has ended."""
-        if self.replaced:
-            self.replaced = False
-            self.keeper.give_up(self, now_ms)
-
     def fill_lease(self) -> None:
         """Sends the first renewal if the lease is still the rest of a waiter lease; does not wait for the reply."""
         if self._first:
@@ -216,7 +205,8 @@ class Lease(BlockTask):
         if message.kind == "x":
             self.lose("it was released by its ticket, or somebody else adopted it", "taken")
         elif message.kind == "s":
-            self._lose_to(f"the newer request {message.by!r}")
+            self.replaced = not self.ended
+            self.lose(f"the newer request {message.by!r} replaced it", "superseded")
         elif message.kind == "r":
             self._first = False  # another client made its lease end earlier: renew it to the full lease
             if not self.ended and not self.lost:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redlease.errors import AcquireTimeout, QueueFull, Superseded, Withdrawn
+from redlease.errors import AcquireTimeout, NotReplicated, QueueFull, Superseded, Withdrawn
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.replies import Status
 
@@ -58,3 +58,13 @@ def refused_at_once(name: str, ticket: str | None, *, refuses: bool) -> QueueFul
         return QueueFull(message, resource=name, ticket=ticket)
     message = f"resource {name!r}: no permit without waiting, and timeout is 0. The request was not queued"
     return AcquireTimeout(message, resource=name, ticket=ticket)
+
+
+def not_replicated(ask: AcquireRequest, replicas: int) -> NotReplicated:
+    """Returns the error for a grant that too few replicas had in time."""
+    name, ticket, terms = ask.resource.name, ask.ticket, ask.terms
+    message = (
+        f"resource {name!r}: {replicas} of {terms.replicas} replicas had the grant of ticket {ticket!r} within "
+        f"{terms.replicas_ms / 1000:g} s; it is given back. Try again when they are back"
+    )
+    return NotReplicated(message, resource=name, ticket=ticket)

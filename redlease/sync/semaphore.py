@@ -86,22 +86,11 @@ class Semaphore(Bound[redlease.Semaphore]):
                 thread that entered the block, "signal" only sets `hold.lost`.
             max_hold: See there.
         """
+        options: Any = {"ticket": ticket, "weight": weight, "owner": owner, "metadata": metadata}
+        options |= {"priority": priority, "key": key, "share": share, "when_full": when_full, "grace": grace}
 
         def request() -> redlease.HoldRequest:
-            return self._twin.hold(
-                timeout=timeout,
-                ticket=ticket,
-                weight=weight,
-                owner=owner,
-                metadata=metadata,
-                priority=priority,
-                key=key,
-                share=share,
-                when_full=when_full,
-                grace=grace,
-                on_lost="signal",
-                max_hold=max_hold,
-            )
+            return self._twin.hold(timeout=timeout, on_lost="signal", max_hold=max_hold, **options)
 
         return HoldRequest(self._client, request, on_lost)
 

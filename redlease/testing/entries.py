@@ -21,6 +21,7 @@ class Entry:
         share: How large a share of the turns its key gets.
         number: The order in which its key came, while it waits with a key.
         tag: The virtual time at which its turn is over, if it is the first of its key.
+        is_replaced: Whether a newer request has replaced this permit: it can only be released.
     """
 
     ticket: str
@@ -35,16 +36,12 @@ class Entry:
     share: float = 1
     number: int = 0
     tag: int | None = None
+    is_replaced: bool = False
 
     @property
     def cost(self) -> int:
         """How far its turn takes the virtual time."""
         return max(1, min(2**31, math.floor(1000 * self.weight / self.share + 0.5)))
-
-    @property
-    def is_replaced(self) -> bool:
-        """Whether a newer request has replaced this permit: it is not renewed any more."""
-        return self.fence > 0 and self.lease == 0
 
     @property
     def is_shared(self) -> bool:

@@ -268,9 +268,7 @@ class Model(ResourceState):
         """Give a permit a full lease again."""
         held = self.holder(ticket, fence)
         if held is None:
-            known = self.held.get(ticket)
-            is_replaced = known and known.fence == fence and known.is_replaced and self.is_live(known)
-            return [0, self.capacity, -1 if is_replaced else 0]
+            return [0, self.capacity, 0]
         until = held.deadline_from(self.now, lease)
         held.deadline = until if shorten != "0" else max(held.deadline, until)
         held.lease = lease
@@ -304,7 +302,9 @@ class Model(ResourceState):
             self.keep(idle)
         return [int(held is not None), 0]
 
-    def supersede(self, ticket: str, request: str, holders: int, tombstone: int, grace: int, idle: int) -> Reply:
+    def supersede(  # noqa: PLR0917 - see above
+        self, ticket: str, request: str, holders: int, tombstone: int, grace: int, idle: int
+    ) -> Reply:
         """Let a waiting request take the place of the others of its key that came before it, or of holders too."""
         queued = self.queue.get(ticket)
         if queued is None or not queued.names(request) or not self.is_live(queued):
@@ -331,7 +331,7 @@ class Model(ResourceState):
 
     def replace_holder(self, other: Entry, grace: int) -> None:
         """Let a permit last for so long at most, and not be renewed."""
-        other.lease, other.deadline = 0, min(other.deadline, self.now + grace)
+        other.is_replaced, other.deadline = True, min(other.deadline, self.now + grace)
 
     def replace_holders(self, queued: Entry, grace: int) -> int:
         """End the oldest permits of the key of a waiter until it fits; return how many.

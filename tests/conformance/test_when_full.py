@@ -1,9 +1,9 @@
-"""`when_full`: what a request does that cannot be granted at once: wait, be refused, or take the place of older ones."""
+"""`when_full`: a request that cannot be granted at once waits, is refused, or takes the place of older ones."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from conftest import MakeClient
 
-WAITER, HOLDER = "replace-waiter", "replace-holder"
+WAITER: Literal["replace-waiter"] = "replace-waiter"
+HOLDER: Literal["replace-holder"] = "replace-holder"
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -179,7 +180,7 @@ async def test_the_grace_time(client: Redlease) -> None:
 
 
 async def test_as_many_as_it_takes(client: Redlease) -> None:
-    """Of the holders of its key the oldest go, until the newer fits; those of other keys stay, and so does who waits there."""
+    """Of the holders of its key the oldest go, until the newer fits; those of other keys stay."""
     pool = client.semaphore("r", capacity=4)
     other = await pool.acquire(key="b")
     older = [await pool.acquire(key="a") for _ in range(3)]

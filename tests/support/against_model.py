@@ -129,4 +129,5 @@ def record(entry: Entry) -> bytes:
     (place, request), *others = entry.claims
     shared = "0" if others else ""
     requests = request + "".join(f"{{{other}}}{its}" for other, its in others)
-    return f"{shared}{entry.weight} {entry.fence} {entry.lease} {entry.since} {place} {requests} {LABEL}".encode()
+    fence = f"{'0' if entry.is_replaced else ''}{entry.fence}"
+    return f"{shared}{entry.weight} {fence} {entry.lease} {entry.since} {place} {requests} {LABEL}".encode()

@@ -8,6 +8,6 @@ local tag, ticket, its_fence = ARGV[1], ARGV[2], ARGV[3]
 --#include state
 read(ticket)
 if not record then return {tag, 0} end
-local _, held_fence, its_lease = parse(record)
-local deadline = held_fence == its_fence and its_lease ~= '0' and call('ZSCORE', holders, ticket)
+local _, held_fence = parse(record)
+local deadline = held_fence == its_fence and call('ZSCORE', holders, ticket)
 return {tag, deadline and tonumber(deadline) > now and 1 or 0}

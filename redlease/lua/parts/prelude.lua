@@ -18,6 +18,7 @@
 -- o owner in JSON. It is not declared: a cluster refuses a call of which some keys exist and some do not while the slot moves.
 -- A record is "weight fence lease since place request label": fence 0 while queued, since = when it was queued or granted,
 -- place = <channel>|<epoch> of the requesting client, label = owner and metadata as the client wrote them, never parsed here.
+-- A fence that begins with a zero is that of a permit which a newer request has replaced, see supersede.lua.
 -- A ticket used by several requests is shared: its weight begins with a zero, which excludes it from the fast paths, and its
 -- request is followed by the older ones, newest first, each as {place}request.
 --

@@ -43,6 +43,8 @@ function apply(entry, open, begin, spans) {
     begin(ticket, owner, fence, weight, at, null);
   } else if (event === "reduced") {
     before?.weights.push([at, weight]);
+  } else if (event === "superseded" && fence !== 0) {
+    return; // it is held until it is released or lost
   } else if (fence === 0) {
     const span = { key: `${ticket} ${entry.id}`, ticket, owner, fence, from: null, waited: at - (waited ?? 0) };
     spans.push({ ...span, to: at, end: event, weights: [] });

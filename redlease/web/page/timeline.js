@@ -127,6 +127,7 @@ const WORDS = {
   forced: "released by an operator",
   adopted: "adopted under a new fence",
   reduced: "reduced",
+  superseded: "replaced by a newer request",
 };
 
 function wordsOf({ event, ticket: key, capacity }) {
