@@ -344,6 +344,7 @@ class HoldRequest:
             told=waiting.buffered_messages,
         )
         if lease.lost and lease.on_lost == "cancel":
+            lease.make_room(now_ms)
             raise lease.loss()
         return Hold(lease, self._wish.metadata)
 

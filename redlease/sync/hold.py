@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from weakref import WeakSet
 
 import redlease
-from redlease import limits
+from redlease import clock, limits
 from redlease.errors import LeaseLost, RedleaseError
 from redlease.hold import lease_lost, lease_of
 from redlease.limits import Duration
@@ -204,11 +204,12 @@ class Hold:
         if not lease.ended and not lease.lost:
             lease.end()
             lease.keeper.give_back(lease)
+        lease.make_room(clock.now_ms())
 
     def _is_over(self) -> bool:
         """Whether there is nothing left to release here."""
         lease = lease_of(self._twin)
-        return self._background.ended or lease.ended or lease.lost
+        return self._background.ended or lease.ended or (lease.lost and not lease.replaced)
 
     def _released(self, how: Callable[[], Any]) -> bool | None:
         """Has the loop release it; it is lost if the client is closed at the same time."""

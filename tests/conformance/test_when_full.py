@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from redlease import LeaseLost, Permit, QueueFull, Superseded, Withdrawn
+from redlease.hold import HeldLease
 
 from helpers import cancel, eventually, queue_up, until_waiting
 
@@ -264,6 +265,82 @@ async def test_history_and_cancellation(client: Redlease) -> None:
     ]
     assert await lock.release(older)
     assert await lock.release(await lock.acquire())
+
+
+@pytest.mark.of_tasks("it shows that a message comes between the grant and the body")
+async def test_who_is_replaced_before_its_body_begins_makes_room(client: Redlease) -> None:
+    """However often a hold is replaced just as it is granted, the next does not wait for the grace time of 60 s."""
+    lock = client.lock("r")
+
+    async def newest() -> bool:
+        try:
+            async with lock.hold(when_full=HOLDER, grace=60):
+                await asyncio.sleep(0)
+        except (LeaseLost, Superseded):
+            return False
+        return True
+
+    for _ in range(10):
+        outcomes = await asyncio.gather(*(newest() for _ in range(20)))
+        assert any(outcomes)
+    assert await lock.release(await lock.acquire(timeout=20))
+
+
+async def test_a_block_that_is_left_makes_room(client: Redlease) -> None:
+    """With `on_lost="signal"` nothing is cancelled; the newer begins when the block is left or the hold released."""
+    lock = client.lock("r")
+    async with lock.hold(on_lost="signal") as older:
+        newer = await asked(lock, "newer", when_full=HOLDER, grace=60)
+        await eventually(lambda: older.lost)
+        assert not newer.done()
+    assert await lock.release(await newer)
+    hold = await lock.hold(on_lost="signal")
+    newest = await asked(lock, "newest", when_full=HOLDER, grace=60)
+    await eventually(lambda: hold.lost)
+    assert not await hold.release()
+    assert await lock.release(await newest)
+
+
+@pytest.mark.of_tasks("a message is kept from the client, whose loop is that of the test")
+async def test_a_holder_that_did_not_hear_of_it(
+    make_client: MakeClient, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next renewal says that the permit is lost; the newer begins when its block is left."""
+    client, other = await make_client(), await make_client()
+    lock = client.lock("r", lease=3)
+    monkeypatch.setattr(HeldLease, "told", lambda _, message: None)
+    with pytest.raises(LeaseLost, match="replaced"):
+        async with lock.hold() as older:
+            newer = await asked(other.lock("r"), "newer", when_full=HOLDER, grace=60)
+            await eventually(lambda: older.lost)
+    assert await other.lock("r").release(await asyncio.wait_for(newer, 20))
+
+
+async def test_more_than_a_hundred(client: Redlease) -> None:
+    """However many wait, all of them are replaced."""
+    lock = client.lock("r")
+    permit = await lock.acquire()
+    older = await queue_up(lock, 230)
+    newest = await asked(lock, "newest", when_full=WAITER)
+    await superseded(*older)
+    assert await waiting_tickets(lock) == ["newest"]
+    assert await lock.release(permit)
+    assert await lock.release(await newest)
+
+
+async def test_beside_limits(client: Redlease) -> None:
+    """A limit of an operator counts as the capacity does; while grants are paused the older one is replaced too."""
+    pool = client.semaphore("r", capacity=3)
+    older = await pool.acquire()
+    await pool.limit(1)
+    limited = await asked(pool, "limited", when_full=HOLDER, grace=60)
+    await eventually(lambda: is_not_held(pool, older))
+    await pool.pause()
+    assert await pool.release(older)
+    newest = await asked(pool, "newest", when_full=HOLDER)
+    await superseded(limited)
+    await pool.unpause()
+    assert await pool.release(await newest)
 
 
 @pytest.mark.parametrize(
