@@ -23,7 +23,7 @@ export class Hold implements AsyncDisposable {
   readonly #renewal = new Timer(() => void this.#renew());
   #untilMs: number;
   #first: boolean; // its lease is still what was left of the place's
-  #renewing = false; #again = false; #failures = 0; #ended = false;
+  #renewing = false; #again = false; #failures = 0; #ended = false; #replaced = false;
   #loss: LeaseLost | undefined;
   #released: Promise<boolean> | undefined;
 
@@ -60,7 +60,7 @@ export class Hold implements AsyncDisposable {
 
   /** Gives the permit back; tells whether it was still held, as far as the server has answered. May be repeated. */
   release(): Promise<boolean> {
-    if (this.lost) return Promise.resolve(false);
+    if (this.lost) return this.#makeRoom(), Promise.resolve(false);
     if (!this.#ended) this.#end();
     const untilMs = this.#untilMs + this.ask.leaseMs;
     this.#released ??= this.#session.release(this, this.fence, this.unsure, untilMs);
@@ -69,12 +69,26 @@ export class Hold implements AsyncDisposable {
 
   /** Releases it at the end of an `await using` block; throws `LeaseLost` if it was lost. */
   async [Symbol.asyncDispose](): Promise<void> {
-    if (this.lost) throw this.#loss;
+    if (this.lost) {
+      this.#makeRoom();
+      throw this.#loss;
+    }
     await this.release();
   }
 
-  onMessage({kind}: Message): void {
+  /** Lets the request begin that has replaced it, as its body has ended. */
+  #makeRoom(): void {
+    if (!this.#replaced) return;
+    this.#replaced = false;
+    this.#session.release(this, undefined, this.unsure, nowMs() + this.ask.leaseMs).catch(() => {});
+  }
+
+  onMessage({kind, by}: Message): void {
     if (kind === "x" && !this.#ended) this.#lose("it was released by its ticket, or somebody else adopted it");
+    if (kind === "s" && !this.#ended) {
+      this.#replaced = true;
+      this.#lose(`the newer request ${by} replaced it`);
+    }
     if (kind !== "r" || this.#ended) return;
     this.#first = false; // its lease was shortened: renew it to the full one
     this.#renewal.set(0);

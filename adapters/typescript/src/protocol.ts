@@ -160,16 +160,17 @@ export class Reading {
   }
 }
 
-/** A message: what it is about is a request or, for "c", the state key of a resource. */
-export interface Message {kind: string; about: string; numbers: number[]}
+/** A message: what it is about is a request or, for "c", the state key of a resource; for "s" it comes from a newer ticket. */
+export interface Message {kind: string; about: string; numbers: number[]; by: string}
 
-const NUMBERS: Record<string, number> = {g: 4, m: 1, x: 0, r: 0, c: 1, l: 1};
+const NUMBERS: Record<string, number> = {g: 4, m: 1, x: 0, r: 0, c: 1, l: 1, s: 0};
 
 /** Reads a message; undefined if no script can have written it. */
 export function readMessage(payload: string): Message | undefined {
   const [kind = "", ...rest] = payload.split(" ");
   const about = kind === "c" ? rest.splice(1).join(" ") : rest.shift();
+  const by = kind === "s" ? rest.splice(0).join(" ") : "";
   const numbers = rest.map((each) => (/^\d+$/.test(each) ? Number(each) : NaN));
   if (!about || numbers.length !== NUMBERS[kind] || !numbers.every((each) => each >= 0 && each <= FENCE_MAX)) return undefined;
-  return {kind, about, numbers};
+  return {kind, about, numbers, by};
 }

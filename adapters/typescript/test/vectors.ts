@@ -141,8 +141,9 @@ for (const scenario of JSON.parse(readFileSync(file, "utf8")) as Scenario[]) {
     const told = await messages();
     assert.deepEqual(told, vector.messages, where);
     for (const [, payload] of told.filter(([, payload]) => payload)) {
-      const {kind, about, numbers} = readMessage(payload)!;
-      assert.equal((kind === "c" ? [kind, ...numbers, about] : [kind, about, ...numbers]).join(" "), payload, where);
+      const {kind, about, numbers, by} = readMessage(payload)!;
+      const parts = kind === "c" ? [kind, ...numbers, about] : [kind, about, ...numbers, ...(by ? [by] : [])];
+      assert.equal(parts.join(" "), payload, where);
     }
     calls++;
   }
