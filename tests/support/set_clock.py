@@ -186,9 +186,11 @@ class SetClock:
         return (ends + random.choice([-1, 0, 0, 1])) * 1000 + random.choice([0, 999])
 
 
-def as_json(stored: bytes | float) -> str | int:
+def as_json(stored: bytes | float) -> str | float:
     """Return a field or a score as JSON has it."""
-    return stored.decode("latin-1") if isinstance(stored, bytes) else int(stored)
+    if isinstance(stored, bytes):
+        return stored.decode("latin-1")
+    return int(stored) if stored == int(stored) else stored
 
 
 def endings(model: Model) -> set[int]:
