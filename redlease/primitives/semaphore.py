@@ -15,7 +15,7 @@ from redlease.hold import Blocks, HeldLease, Hold, HoldRequest, Obtained, lease_
 from redlease.limits import Duration
 from redlease.log import about
 from redlease.models import Permit
-from redlease.options import GRACE_S, AcquireOptions, Full, HoldOptions, OnLost, checked_hold_options, own_name
+from redlease.options import GRACE_S, WAITS, AcquireOptions, Full, HoldOptions, OnLost, checked_hold_options, own_name
 from redlease.protocol import arguments
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.replies import Granted, Message
@@ -400,7 +400,7 @@ class Semaphore(ResourceControl):
         except BaseException:
             forget_ticket()
             raise
-        if wish.full.replaces:
+        if wish.full is not WAITS and wish.full.replaces:
             waiting.on_queued = Replacing(waiting, wish.full).queued
         timer = None if wish.timeout_ms is None else self._timer(waiting, wish.timeout_ms)
         try:
