@@ -316,11 +316,12 @@ async def test_a_holder_that_did_not_hear_of_it(
     assert await other.lock("r").release(await asyncio.wait_for(newer, 20))
 
 
+@pytest.mark.slow
 async def test_more_than_a_hundred(client: Redlease) -> None:
     """However many wait, all of them are replaced."""
-    lock = client.lock("r")
-    permit = await lock.acquire()
-    older = await queue_up(lock, 230)
+    lock = client.lock("r", lease=300, waiter_lease=300)
+    permit = await lock.acquire(ticket="first")
+    older = await queue_up(lock, 105)
     newest = await asked(lock, "newest", when_full=WAITER)
     await superseded(*older)
     assert await waiting_tickets(lock) == ["newest"]
