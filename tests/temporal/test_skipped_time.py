@@ -134,7 +134,7 @@ async def test_the_server_strands_a_run(time_skipping: dict[str, Any], task_queu
         Stranding() as stranding,
         await WorkflowEnvironment.start_time_skipping(**time_skipping) as env,
         Worker(env.client, task_queue=task_queue, workflows=[Overtaken], activities=[take_time]),
-        asyncio.timeout(30),
+        asyncio.timeout(50),
     ):
         handle = await env.client.start_workflow(
             Overtaken.run, id=task_queue, task_queue=task_queue, task_timeout=timedelta(seconds=1)
