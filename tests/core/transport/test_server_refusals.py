@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import redis
@@ -425,28 +425,27 @@ async def test_a_key_of_a_wrong_type_on_an_unused_resource(
 @contextlib.asynccontextmanager
 async def pretender(hello: bytes) -> AsyncIterator[str]:
     """Listen like a server that answers HELLO in this way and everything else with OK; yield its URL."""
-    tasks: set[asyncio.Task[None]] = set()
+    connections: list[asyncio.Transport] = []
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        framer = Framer()
-        while data := await reader.read(65_536):
-            for frame in framer.feed(data):
-                writer.write(hello if first_word(frame) == "HELLO" else b"+OK\r\n")
-        writer.close()
+    class Answer(asyncio.Protocol):
+        """One connection. It closes itself when the client does, as a task that is cancelled early would not."""
 
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(serve(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.framer = Framer()
+            self.transport = cast("asyncio.Transport", transport)
+            connections.append(self.transport)
 
-    listener = await asyncio.start_server(accept, "127.0.0.1", 0)
+        def data_received(self, data: bytes) -> None:
+            for frame in self.framer.feed(data):
+                self.transport.write(hello if first_word(frame) == "HELLO" else b"+OK\r\n")
+
+    listener = await asyncio.get_running_loop().create_server(Answer, "127.0.0.1", 0)
     try:
         yield f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}/0"
     finally:
         listener.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for transport in connections:
+            transport.abort()
 
 
 def hello(**said: str) -> bytes:

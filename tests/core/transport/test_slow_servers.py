@@ -25,6 +25,7 @@ LATE_S = 0.4
 async def far_away(stack: contextlib.AsyncExitStack, port: int) -> int:
     """Return a port that leads to another one, from which every answer takes its time."""
     tasks: set[asyncio.Task[None]] = set()
+    writers: list[asyncio.StreamWriter] = []
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, late_s: float) -> None:
         while data := await reader.read(65_536):
@@ -33,13 +34,18 @@ async def far_away(stack: contextlib.AsyncExitStack, port: int) -> int:
         writer.close()
 
     async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
         there, back = await asyncio.open_connection("127.0.0.1", port)
+        writers.append(back)
         for work in (pump(reader, back, 0), pump(there, writer, LATE_S)):
             tasks.add(asyncio.create_task(work))
 
     def end() -> None:
         for task in tasks:
             task.cancel()
+        # A task that is cancelled, even before it has begun, closes nothing.
+        for writer in writers:
+            writer.close()
 
     stack.callback(end)
     server = await stack.enter_async_context(await asyncio.start_server(lead, "127.0.0.1", 0))
