@@ -200,7 +200,7 @@ async def test_many_limits_that_are_over(client: Redlease) -> None:
     """They stop nobody, however many ended before the one that is asked about."""
     pool = client.semaphore("r", capacity=3)
     await asyncio.gather(*(pool.hold_back(f"k{number}", 0.3) for number in range(150)))
-    await pool.hold_back("last", 0.3)
+    await pool.hold_back("last", 1.5)
     assert await pool.try_acquire(key="last") is None
     (until_ms,) = (limit.until_ms for limit in (await pool.inspect()).limits if limit.key == "last")
     assert until_ms is not None
@@ -218,8 +218,8 @@ async def test_a_thousand_limits_of_keys_hide_nothing(client: Redlease, engine: 
     """The holders are listed beside them, and what limits took is free again when they are over."""
     pool = client.semaphore("r", capacity=20)
     permit = await pool.acquire()
-    await asyncio.gather(*(pool.hold_back(f"k{number}", 1) for number in range(1100)))
-    await pool.limit(2, until=1)
+    await asyncio.gather(*(pool.hold_back(f"k{number}", 3) for number in range(1100)))
+    await pool.limit(2, until=3)
     snapshot = await pool.inspect()
     assert [holder.ticket for holder in snapshot.holders] == [permit.ticket]
     assert (snapshot.in_use, len(snapshot.limits)) == (1, 1101)

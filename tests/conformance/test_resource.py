@@ -261,7 +261,8 @@ async def test_release_all_empties_the_queue_too(
 @pytest.mark.of_tasks("so many waiters would be as many threads")
 async def test_release_all_lets_nobody_in_from_a_long_queue(make_client: MakeClient) -> None:
     """With `queue` every waiter goes first, those behind the first thousand too: none is granted in between."""
-    lock = (await make_client(call_timeout=60)).lock("r")  # fakeredis takes its time for so many
+    # fakeredis takes its time for so many, and nothing may lapse meanwhile.
+    lock = (await make_client(call_timeout=60)).lock("r", lease=120, waiter_lease=120)
     held = await lock.acquire()
     tasks = [asyncio.create_task(lock.acquire()) for _ in range(1100)]
 

@@ -97,6 +97,7 @@ def test_an_example_runs_as_it_stands(block: Block) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_fragments_have_types_that_fit(tmp_path: Path) -> None:
     """What is a part of a program passes a strict checker, after what its page takes for granted."""
     files = []
