@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from redlease.protocol.arguments import WITHOUT_KEY, Terms, Turn
 
 from . import limits
 from .limits import Duration, Rate
 from .protocol import arguments
+from .when_full import GRACE_S, WAITS, Full, WhenFull
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,6 @@ class Durability:
 
 
 OnLost = Literal["cancel", "signal"]
-Full = Literal["wait", "refuse", "replace-waiter", "replace-holder"]
-GRACE_S = 10.0
 # Timeout, ticket, owner, metadata, priority, key, share, `when_full` and grace of most requests.
 USUAL: tuple[object, ...] = (None, None, None, None, 0, None, 1, "wait", GRACE_S)
 
@@ -108,37 +107,6 @@ def changed_terms(
     return terms._replace(**changes) if changes else terms
 
 
-class WhenFull(NamedTuple):
-    """What a request does that cannot be granted at once; a holder that it replaces has `grace_ms` to end."""
-
-    mode: Full = "wait"
-    grace_ms: int = round(GRACE_S * 1000)
-
-    @property
-    def refuses(self) -> bool:
-        """Whether it is refused then."""
-        return self.mode == "refuse"
-
-    @property
-    def replaces(self) -> bool:
-        """Whether it takes the place of others."""
-        return self.mode in {"replace-waiter", "replace-holder"}
-
-
-WAITS = WhenFull()
-
-
-def _checked_when_full(when_full: Full, grace: Duration, *, never_waits: bool, priority: int) -> WhenFull:
-    """Returns both; raises ValueError for a wrong one."""
-    if when_full not in get_args(Full):
-        raise ValueError(f"when_full must be one of {', '.join(map(repr, get_args(Full)))}, not {when_full!r}")
-    checked = WhenFull(when_full, limits.milliseconds("grace", grace))
-    if checked.replaces and (never_waits or priority):
-        what = "a timeout of 0" if never_waits else "a priority"
-        raise ValueError(f"when_full={when_full!r} needs a place in the order of arrival, and so goes without {what}")
-    return checked
-
-
 class AcquireOptions(NamedTuple):
     """The parameters of one acquire, checked; `packed` has those that are the same for every acquire like it.
 
@@ -190,13 +158,11 @@ class AcquireOptions(NamedTuple):
         limits.checked_priority(priority)
         limits.checked_share(share, key)
         turn = WITHOUT_KEY if key is None else Turn(limits.checked_text("key", key, limits.KEY_BYTES_MAX), share)
-        full = _checked_when_full(when_full, grace, never_waits=timeout_ms == 0, priority=priority)
+        full = WhenFull.checked(
+            when_full, grace, capacity=terms.capacity, never_waits=timeout_ms == 0, priority=priority
+        )
         if full.refuses:
             timeout_ms = 0  # the server grants or refuses at once
-        elif full.replaces and terms.capacity == limits.CAPACITY_MAX:
-            raise ValueError(
-                f"a read-write lock has no when_full={when_full!r}: its readers do not take each other's place"
-            )
         elif full.replaces:  # of those that it takes the place of there may be as many as may wait
             terms = terms._replace(max_waiters=None)
         changed = AcquireOptions(ticket, weight * self.weight, terms, metadata, timeout_ms, b"", priority, turn, full)

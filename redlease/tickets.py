@@ -26,24 +26,16 @@ from .protocol import scripts
 from .protocol.arguments import WITHOUT_KEY, AcquireRequest, Terms, Turn, label, pack_terms
 from .protocol.encoding import Resource, keys_pattern, pack
 from .protocol.histories import PAGE_ENTRIES, read_entries
-from .protocol.replies import (
-    Freed,
-    Granted,
-    LimitSet,
-    Message,
-    Occupancy,
-    Queued,
-    Status,
-    Totals,
-    read_totals,
-)
+from .protocol.replies import Freed, Granted, LimitSet, Message, Occupancy, Queued, Status, Totals, read_totals
 from .protocol.scripts import Script, read_lua
 from .protocol.snapshots import CHECKED_MOST, LIMIT_WORDS, LOSSES_MOST, Reading, allowed
 from .session.leases import PendingRelease, Released
 from .session.queueing import Session
+from .session.replacing import Replacing
 from .transport.base import USUAL
 from .transport.masters import Master, asked_apart
 from .transport.replication import Demand, Replication
+from .when_full import WAITS, WhenFull
 
 __all__ = [
     "GONE",
@@ -115,7 +107,12 @@ class Tickets:
     # Requests
 
     async def queue(
-        self, ask: AcquireRequest, *, on_queued: Callable[[Queued], None], on_lapsed: Callable[[], Exception]
+        self,
+        ask: AcquireRequest,
+        *,
+        on_queued: Callable[[Queued], None],
+        on_lapsed: Callable[[], Exception],
+        full: WhenFull = WAITS,
     ) -> Granted | None:
         """Waits for the grant, and returns it with a full lease; None if it may not wait and no capacity was free.
 
@@ -127,6 +124,8 @@ class Tickets:
         def queued(told: Queued) -> None:
             waiting.ask = waiting.ask._replace(arrival=told.sequence)
             on_queued(told)
+            if full.replaces:
+                Replacing(waiting, full).queued()
 
         waiting.on_queued = queued
         waiting.on_lapsed = lambda: waiting.fail(on_lapsed())

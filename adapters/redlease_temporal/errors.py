@@ -80,6 +80,19 @@ def without_turns(resource: str, backend: str) -> MisuseError:
     return misused(message)
 
 
+def without_replacing(resource: str, backend: str, when_full: str) -> MisuseError:
+    """The error for a request that is to take the place of others, on a backend where none can."""
+    return misused(
+        f"resource {resource!r}: backend={backend!r} has no when_full={when_full!r}: it needs backend='redis'"
+    )
+
+
+def refused_when_full(resource: str, ticket: str) -> QueueFull:
+    """The error for a request that does not wait, by its `when_full`."""
+    message = f"resource {resource!r}: no permit without waiting, and when_full is 'refuse'. The request is not queued"
+    return QueueFull(message, resource=resource, ticket=ticket)
+
+
 def misuse(call: Any, *args: Any, **named: Any) -> Any:
     """Returns the result of a check; raises its ValueError so that the workflow run fails, not its workflow task."""
     try:

@@ -15,18 +15,19 @@ from redlease.hold import Blocks, HeldLease, Hold, HoldRequest, Obtained, lease_
 from redlease.limits import Duration
 from redlease.log import about
 from redlease.models import Permit
-from redlease.options import GRACE_S, WAITS, AcquireOptions, Full, HoldOptions, OnLost, checked_hold_options, own_name
+from redlease.options import AcquireOptions, HoldOptions, OnLost, checked_hold_options, own_name
 from redlease.protocol import arguments
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.replies import Granted, Message
 from redlease.session.ids import RequestIds
 from redlease.session.queueing import PendingAcquire
 from redlease.session.refusals import not_replicated, refused_at_once
+from redlease.session.replacing import Replacing
 from redlease.tickets import GONE, Adopted
+from redlease.when_full import GRACE_S, WAITS, Full
 
 from .control import ResourceControl
 from .guarded import Decorator
-from .replacing import Replacing
 
 logger = logging.getLogger("redlease")
 
@@ -427,8 +428,7 @@ class Semaphore(ResourceControl):
     async def _replicated(self, waiting: PendingAcquire, fence: int) -> None:
         """Waits until replicas have a grant; raises `NotReplicated` if too few have it in time."""
         terms, sent_ms = waiting.ask.terms, clock.now_ms()
-        replicas = await self._tickets.replicate(waiting.ask, fence)
-        if replicas < terms.replicas:
+        if (replicas := await self._tickets.replicate(waiting.ask, fence)) < terms.replicas:
             raise not_replicated(waiting.ask, replicas)
         waiting.deadline_ms = sent_ms + terms.lease_ms - clock.SERVER_TICK_MS
 

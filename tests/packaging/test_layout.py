@@ -31,6 +31,7 @@ TESTS = Path(__file__).parents[1]
 LAYERS = (
     "errors models clock log events block_task",
     "limits | embedded",
+    "when_full",
     "protocol",
     "transport",
     "session",
@@ -61,7 +62,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 ADAPTER = Path(redlease_temporal.__file__).parent
 # What workflow code may import of the core: plain data, errors and checks.
-PLAIN = {"redlease", "redlease.errors", "redlease.models", "redlease.limits", "redlease.block_task"}
+PLAIN = {"redlease"} | {f"redlease.{name}" for name in ("errors", "models", "limits", "when_full", "block_task")}
 
 ADAPTER_MODULES = sorted(ADAPTER.rglob("*.py"))
 

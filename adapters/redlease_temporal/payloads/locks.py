@@ -24,6 +24,7 @@ from redlease.limits import (
     milliseconds,
 )
 from redlease.models import Permit
+from redlease.when_full import Full
 
 OnClose = Literal["release", "lease"]
 
@@ -164,6 +165,7 @@ class AcquireCall:
         caller: The run that is to have the permit, if it is not the one that requests it.
         key: Whose turn the request takes; empty for that of those without a key.
         share: How large a share of the turns the key gets.
+        full: What it does if it cannot be granted at once; a holder that it replaces has `grace_ms` to end.
     """
 
     terms: Terms
@@ -183,6 +185,8 @@ class AcquireCall:
     caller: Caller | None = None
     key: str = ""
     share: float = 1
+    full: Full = "wait"
+    grace_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -330,12 +334,13 @@ class Inspecting:
 
 @dataclass(frozen=True)
 class Lost:
-    """The signal of a lost permit."""
+    """The signal of a lost permit. `replaced`: a newer request waits until it is given back, or its grace has ended."""
 
     resource: str
     ticket: str
     fence: int
     why: str
+    replaced: bool = False
 
 
 @dataclass(frozen=True)

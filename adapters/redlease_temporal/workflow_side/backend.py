@@ -36,12 +36,14 @@ class Backend(Protocol):
         away: The system that may be unreachable while a request waits, as error messages name it.
         weight_max: The most units that one permit may hold.
         has_turns: Whether it knows keys, shares and rates.
+        replaces: Whether a request can take the place of others.
     """
 
     name: str
     away: str
     weight_max: int
     has_turns: bool
+    replaces: bool
 
     async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         """Waits for a permit. Any end but a grant withdraws the request."""
@@ -92,6 +94,7 @@ class LocalBackend:
     away: str
     weight_max = limits.CAPACITY_MAX
     has_turns = False
+    replaces = False
 
     def __init__(self, terms: locks.Terms) -> None:
         self._terms = terms

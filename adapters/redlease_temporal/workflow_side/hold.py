@@ -87,6 +87,7 @@ class Hold:
         self._downgrade = downgrade
         self._on_lost = on_lost
         self._why = ""
+        self._replaced = False
         self._ended = False
         self._began = workflow.now()
         self._block = BlockTask()
@@ -117,11 +118,20 @@ class Hold:
 
     async def release(self) -> bool:
         """Releases the permit; returns whether it was still held. Survives cancellation; may be called again."""
-        if self.lost or self._ended:
+        if self._ended:
+            return False
+        if self.lost:
+            await self._make_room()
             return False
         self._end()
         self._measure()
         return await to_its_end(self._release(self.permit))
+
+    async def _make_room(self) -> None:
+        """Gives a permit back that was replaced, so that the newer request need not wait until its grace has ended."""
+        if self._replaced:
+            self._replaced = False
+            await to_its_end(self._release(self.permit))
 
     async def downgrade(self) -> None:
         """Makes a writer of an `rwlock` a reader: other readers may enter from then on, and no writer was in between.
@@ -150,10 +160,11 @@ class Hold:
         self._end()
         return self.permit
 
-    def lose(self, why: str) -> None:
-        """Marks the permit as lost, and cancels the body if `on_lost` says so."""
+    def lose(self, why: str, *, replaced: bool = False) -> None:
+        """Marks the permit as lost, and cancels the body if `on_lost` says so; `replaced`: as in `locks.Lost`."""
         if self.lost or self._ended:
             return
+        self._replaced = replaced
         self._note_loss(why)
         if self._on_lost == "cancel":
             self._block.cancel(why)
@@ -197,12 +208,14 @@ class Hold:
         if not self._ended and self._says_lost(error):
             self._note_loss("an activity that was begun under it was not let run")
         cancelled_here = self._block.leave() and error is not None and is_cancelled_exception(error)
-        if not self.lost and not self._ended and _ends_the_body(error):
-            await self.release()
-        if self.lost and not self._ended:
-            self._end()
-            if self._on_lost == "cancel" or self._says_lost(error):
-                self._raise_loss(error, cancelled_here=cancelled_here)
+        try:
+            if _ends_the_body(error):
+                await self.release()
+        finally:
+            if was_lost := self.lost and not self._ended:
+                self._end()
+        if was_lost and (self._on_lost == "cancel" or self._says_lost(error)):
+            self._raise_loss(error, cancelled_here=cancelled_here)
 
     def _says_lost(self, error: BaseException | None) -> bool:
         """Whether the body ended because an activity was refused for lack of this permit."""

@@ -12,7 +12,15 @@ from temporalio import workflow
 from redlease import limits
 from redlease.limits import Duration
 from redlease.models import Permit, Position, Snapshot
-from redlease_temporal.errors import misuse, misused, without_turns
+from redlease.when_full import GRACE_S, WAITS, Full, WhenFull
+from redlease_temporal.errors import (
+    AcquireTimeout,
+    misuse,
+    misused,
+    refused_when_full,
+    without_replacing,
+    without_turns,
+)
 from redlease_temporal.payloads import locks
 
 from . import metrics
@@ -47,6 +55,7 @@ class Asked(NamedTuple):
     metadata: dict[str, str]
     key: str | None = None
     share: float = 1
+    full: WhenFull = WAITS
 
 
 class Semaphore:
@@ -87,6 +96,8 @@ class Semaphore:
         metadata: dict[str, str] | None = None,
         key: str | None = None,
         share: float = 1,
+        when_full: Full = "wait",
+        grace: Duration = GRACE_S,
         on_lost: OnLost = "cancel",
         on_close: locks.OnClose = "release",
         max_hold: Duration | None = None,
@@ -104,6 +115,9 @@ class Semaphore:
             key: Requests with different keys take turns, however many of each wait: a customer, say. By default the
                 fairness key of the workflow's priority, with its fairness weight as share.
             share: How large a share of the turns its key gets beside keys of share 1, from 0.001 to 1000.
+            when_full: "wait", "refuse" (`QueueFull`), "replace-waiter" (older waiters of its key get `Superseded`), or
+                "replace-holder" (holders of its key lose their permits, too). The last two need Redis.
+            grace: How long a holder that it replaces may take to end before this request is granted.
             on_lost: "cancel" cancels the body when the permit is lost, "signal" only sets `hold.lost`.
             on_close: What happens when the run ends without a release, for example terminated: "release" releases the
                 permit at once, "lease" lets it expire, for activities that do not stop at once.
@@ -111,14 +125,16 @@ class Semaphore:
 
         Raises:
             AcquireTimeout: No grant within `timeout`; the request is out of the queue.
-            QueueFull: `max_waiters` wait already.
-            Withdrawn: Somebody took the request out of the queue by its ticket.
+            QueueFull: `max_waiters` wait already, or `when_full` is "refuse".
+            Withdrawn: Somebody took the request out of the queue by its ticket; `Superseded`: a newer request did.
             LeaseLost: The permit was lost while the body ran.
             ValueError: A parameter is wrong, or the weight can never fit. It fails the run, as an `ApplicationError`.
         """
         _check_endings(on_lost, on_close)
         max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
-        asked, limit = self._asked(ticket, weight, owner, metadata, key=key, share=share), timeout_of(timeout)
+        limit = timeout_of(timeout)
+        full = self._checked_full(when_full, grace, limit)
+        asked = self._asked(ticket, weight, owner, metadata, key=key, share=share, full=full)
 
         async def acquire() -> Hold:
             run = current()
@@ -146,14 +162,17 @@ class Semaphore:
         metadata: dict[str, str] | None = None,
         key: str | None = None,
         share: float = 1,
+        when_full: Full = "wait",
+        grace: Duration = GRACE_S,
     ) -> Permit:
         """Acquires a permit as data: nobody renews it, and the caller must release it.
 
         Takes the request parameters of `hold`, and raises the same errors except `LeaseLost`.
         """
-        run = current()
-        wish = self._wish(run, self._asked(ticket, weight, owner, metadata, key=key, share=share), keep=False)
-        return await self._obtain(run, wish, timeout_of(timeout))
+        run, limit = current(), timeout_of(timeout)
+        full = self._checked_full(when_full, grace, limit)
+        asked = self._asked(ticket, weight, owner, metadata, key=key, share=share, full=full)
+        return await self._obtain(run, self._wish(run, asked, keep=False), limit)
 
     async def try_acquire(
         self,
@@ -298,6 +317,7 @@ class Semaphore:
         *,
         key: str | None,
         share: float = 1,
+        full: WhenFull = WAITS,
     ) -> Asked:
         if ticket is not None:
             misuse(limits.checked_text, "ticket", ticket, limits.TICKET_BYTES_MAX)
@@ -315,7 +335,16 @@ class Semaphore:
             misuse(limits.checked_text, "key", key, limits.KEY_BYTES_MAX)
             if not self._backend.has_turns:
                 raise without_turns(self.name, self._backend.name)
-        return Asked(ticket, units, owner, misuse(limits.checked_metadata, metadata), key, share)
+        return Asked(ticket, units, owner, misuse(limits.checked_metadata, metadata), key, share, full)
+
+    def _checked_full(self, when_full: Full, grace: Duration, timeout: timedelta | None) -> WhenFull:
+        never_waits, capacity = timeout == timedelta(0), self._terms.capacity
+        checked: WhenFull = misuse(
+            WhenFull.checked, when_full, grace, capacity=capacity, never_waits=never_waits, priority=0
+        )
+        if checked.replaces and not self._backend.replaces:
+            raise without_replacing(self.name, self._backend.name, when_full)
+        return checked
 
     def _wish(
         self,
@@ -347,14 +376,24 @@ class Semaphore:
             max_hold_ms=max_hold_ms,
             key=key,
             share=share,
+            full=asked.full.mode,
+            grace_ms=asked.full.grace_ms,
         )
 
     async def _obtain(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         began = workflow.now()
         with run.requesting():
-            permit = await self._backend.acquire(run, wish, timeout)
+            permit = await self._within(run, wish, timeout)
         metrics.granted(self.name, run.resource_label, workflow.now() - began)
         return permit
+
+    async def _within(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+        if wish.full != "refuse":
+            return await self._backend.acquire(run, wish, timeout)
+        try:
+            return await self._backend.acquire(run, wish, timedelta(0))
+        except AcquireTimeout as error:
+            raise refused_when_full(self.name, wish.ticket) from error
 
     def _hold_of(self, run: Run, permit: Permit, on_lost: OnLost) -> Hold:
         return Hold(run, permit, self._end, self._downgrade, on_lost, kept_by=self._backend.kept_by(permit))

@@ -33,8 +33,8 @@ class Held(Protocol):
     def guard(self) -> Guard | None:
         """The guard for an activity started now; None once the hold is released or detached."""
 
-    def lose(self, why: str) -> None:
-        """Marks the permit as lost."""
+    def lose(self, why: str, *, replaced: bool = False) -> None:
+        """Marks the permit as lost; `replaced`: a newer request waits until it is given back."""
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Run:
         for held in list(self.holds):
             guard = held.guard
             if guard is not None and guard.names == (lost.resource, lost.ticket, lost.fence):
-                held.lose(lost.why)
+                held.lose(lost.why, replaced=lost.replaced)
 
 
 _current: ContextVar[Run] = ContextVar("redlease_run")

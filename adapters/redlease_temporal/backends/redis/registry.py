@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from temporalio.client import Client
 
 from redlease.tickets import Resource, Script, Tickets, read_lua
+from redlease.when_full import Full
 from redlease_temporal.common.run_monitor import cluster_of
 from redlease_temporal.common.settings import Settings
 from redlease_temporal.payloads.locks import Caller, OnClose, RateLimit, Terms
@@ -45,6 +46,7 @@ class TicketRecord:
         admission: Whether it is the place of a workflow with `@concurrency`.
         canary: What a relay must be able to decode before it takes the record over; empty if any relay may.
         key: Whose turn its request takes, with `share` of the turns.
+        full: What it does if it cannot be granted at once; a holder that it replaces has `grace_ms` to end.
         caller: The run that has the permit, if it came through Nexus: `workflow_id` and `run_id` are then of the
             workflow that waits for it, and `run_id` is empty if none waits.
     """
@@ -76,6 +78,8 @@ class TicketRecord:
     caller: Caller | None = None
     key: str = ""
     share: float = 1
+    full: Full = "wait"
+    grace_ms: int = 0
 
     @property
     def id(self) -> str:

@@ -9,7 +9,7 @@ import secrets
 
 from temporalio import activity
 
-from redlease import RedleaseError, Semaphore, Withdrawn, limits
+from redlease import RedleaseError, Semaphore, Superseded, Withdrawn, limits
 from redlease.models import Permit, Position, Snapshot
 from redlease.tickets import GONE, label, lease_lost
 from redlease_temporal.payloads import locks
@@ -35,6 +35,8 @@ class Requests:
         async with asyncio.timeout(AT_ONCE_S):
             try:
                 return await self._enqueue(wish)
+            except Superseded:
+                raise
             except Withdrawn:
                 # Temporal executes this workflow task again: an earlier execution reached the release and was not
                 # recorded. Its request stays withdrawn; this execution makes a new one.
@@ -198,4 +200,6 @@ class Requests:
             caller=wish.caller,
             key=wish.key,
             share=wish.share,
+            full=wish.full,
+            grace_ms=wish.grace_ms,
         )

@@ -39,9 +39,9 @@ async def tell_of_grant(temporal: Client, record: TicketRecord, token: str, perm
         await waits.complete(permit)
 
 
-async def tell_of_loss(temporal: Client, record: TicketRecord, why: str, once: Once) -> None:
+async def tell_of_loss(temporal: Client, record: TicketRecord, why: str, once: Once, *, replaced: bool = False) -> None:
     """Signals the loss of a permit to the run, or to the run that continued it, until the server has the signal."""
-    lost = Lost(record.terms.resource, record.ticket, record.fence, why)
+    lost = Lost(record.terms.resource, record.ticket, record.fence, why, replaced)
     handle = temporal.get_workflow_handle(record.workflow_id)
     pause_s = RETRY_S[0]
     while True:

@@ -20,6 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from redlease import RedleaseError, Withdrawn, clock
 from redlease.models import Permit
 from redlease.tickets import WITHOUT_KEY, AcquireRequest, Granted, Message, Queued, Turn, pack_terms
+from redlease.when_full import WhenFull
 from redlease_temporal.common.lasting import Once, lasting
 from redlease_temporal.common.run_monitor import Look, RunKey, RunStatus
 from redlease_temporal.errors import failure
@@ -82,6 +83,7 @@ class TicketTracker:
         # asking.
         self._told = record.fence > 0 and not at_once
         self._begun = self._lost = False
+        self._replaced_by = ""  # the ticket of a newer request that ended the permit
         self._tried = ""  # the token with which this tracker last tried to deliver the grant
         self._once = Once()
         self._task: asyncio.Task[None] | None = None
@@ -131,8 +133,9 @@ class TicketTracker:
 
     # Events
 
-    def _on_message(self, _: Message) -> None:
-        """Another client removed the ticket or changed its lease: check at once."""
+    def _on_message(self, message: Message) -> None:
+        """Another client removed the ticket, replaced it or changed its lease: check at once."""
+        self._replaced_by = message.by or self._replaced_by
         self._woken.set()
 
     def wake(self) -> None:
@@ -269,7 +272,9 @@ class TicketTracker:
             key=record.key,
         )
         # After a suspension this process must not queue again before _save() has shown that it still owns the record.
-        granted = await self._relay.tickets.queue(ask, on_queued=self._queued, on_lapsed=_LapsedError)
+        granted = await self._relay.tickets.queue(
+            ask, on_queued=self._queued, on_lapsed=_LapsedError, full=WhenFull(record.full, record.grace_ms)
+        )
         if granted is None:
             raise _GoneError
         return granted
@@ -384,7 +389,9 @@ class TicketTracker:
         if not self._lost:
             logger.warning("%s: the permit (fence %d) is lost; telling the workflow", self, self.record.fence)
         self._lost = True
-        await tell_of_loss(self._relay.temporal, self.record, why, self._once)
+        if replaced := bool(self._replaced_by):
+            why = f"the newer request {self._replaced_by!r} replaced it"
+        await tell_of_loss(self._relay.temporal, self.record, why, self._once, replaced=replaced)
 
     async def _refuse(self, error: RedleaseError | ValueError) -> None:
         """Reports the server's refusal to the local activity or to the waiting one."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from redlease.options import WhenFull
 from redlease.protocol import encoding, scripts
 from redlease.protocol.faults import ErrorReply
 from redlease.protocol.replies import Queued
-from redlease.session.queueing import PendingAcquire
 from redlease.transport.base import Reply
+from redlease.when_full import WhenFull
+
+from .queueing import PendingAcquire
 
 REFUSED_MS = 60_000  # how long a request that was replaced is refused, should its client not have heard of that
 
