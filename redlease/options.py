@@ -10,9 +10,8 @@ from typing import Any, Literal, NamedTuple
 from redlease.protocol.arguments import WITHOUT_KEY, Terms, Turn
 
 from . import limits
-from .limits import Duration, Rate
+from .limits import GRACE_S, WAITS, Duration, Full, Rate, WhenFull
 from .protocol import arguments
-from .when_full import GRACE_S, WAITS, Full, WhenFull
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 from . import clock
 from .errors import RedleaseError
 from .hold import lease_lost, lease_of
+from .limits import WAITS, WhenFull
 from .models import HistoryEntry, LimitKind, Position, Snapshot
 from .protocol import scripts
 from .protocol.arguments import WITHOUT_KEY, AcquireRequest, Terms, Turn, label, pack_terms
@@ -35,7 +36,6 @@ from .session.replacing import Replacing
 from .transport.base import USUAL
 from .transport.masters import Master, asked_apart
 from .transport.replication import Demand, Replication
-from .when_full import WAITS, WhenFull
 
 __all__ = [
     "GONE",

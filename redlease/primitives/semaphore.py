@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 from redlease import clock, events, limits
 from redlease.errors import RedleaseError
 from redlease.hold import Blocks, HeldLease, Hold, HoldRequest, Obtained, lease_lost
-from redlease.limits import Duration
+from redlease.limits import GRACE_S, WAITS, Duration, Full
 from redlease.log import about
 from redlease.models import Permit
 from redlease.options import AcquireOptions, HoldOptions, OnLost, checked_hold_options, own_name
@@ -24,7 +24,6 @@ from redlease.session.queueing import PendingAcquire
 from redlease.session.refusals import not_replicated, refused_at_once
 from redlease.session.replacing import Replacing
 from redlease.tickets import GONE, Adopted
-from redlease.when_full import GRACE_S, WAITS, Full
 
 from .control import ResourceControl
 from .guarded import Decorator

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from redlease.limits import WhenFull
 from redlease.protocol import encoding, scripts
 from redlease.protocol.faults import ErrorReply
 from redlease.protocol.replies import Queued
 from redlease.transport.base import Reply
-from redlease.when_full import WhenFull
 
 from .queueing import PendingAcquire
 

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple, Self
 
 import redlease
 from redlease import limits
-from redlease.limits import Duration, Until
+from redlease.limits import GRACE_S, Duration, Full, Until
 from redlease.models import HistoryEntry, Permit, Position, Snapshot
 from redlease.protocol.histories import HISTORY_COUNT
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
-from redlease.when_full import GRACE_S, Full
 
 from .bound import Bound, ProcessClient
 from .guarded import Decorator

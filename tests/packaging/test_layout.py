@@ -31,7 +31,6 @@ TESTS = Path(__file__).parents[1]
 LAYERS = (
     "errors models clock log events block_task",
     "limits | embedded",
-    "when_full",
     "protocol",
     "transport",
     "session",
@@ -62,7 +61,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 ADAPTER = Path(redlease_temporal.__file__).parent
 # What workflow code may import of the core: plain data, errors and checks.
-PLAIN = {"redlease"} | {f"redlease.{name}" for name in ("errors", "models", "limits", "when_full", "block_task")}
+PLAIN = {"redlease", "redlease.errors", "redlease.models", "redlease.limits", "redlease.block_task"}
 
 ADAPTER_MODULES = sorted(ADAPTER.rglob("*.py"))
 

@@ -18,13 +18,13 @@ from redlease.limits import (
     SHARE_MAX,
     SHARE_MIN,
     Duration,
+    Full,
     Rate,
     checked_count,
     checked_text,
     milliseconds,
 )
 from redlease.models import Permit
-from redlease.when_full import Full
 
 OnClose = Literal["release", "lease"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -10,9 +11,8 @@ from typing import Any, NamedTuple
 from temporalio import workflow
 
 from redlease import limits
-from redlease.limits import Duration
+from redlease.limits import GRACE_S, WAITS, Duration, Full, WhenFull
 from redlease.models import Permit, Position, Snapshot
-from redlease.when_full import GRACE_S, WAITS, Full, WhenFull
 from redlease_temporal.errors import (
     AcquireTimeout,
     misuse,
@@ -132,17 +132,16 @@ class Semaphore:
         """
         _check_endings(on_lost, on_close)
         max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
-        limit = timeout_of(timeout)
-        full = self._checked_full(when_full, grace, limit)
+        limit, full = self._patience(timeout, when_full, grace)
         asked = self._asked(ticket, weight, owner, metadata, key=key, share=share, full=full)
+        return HoldRequest(functools.partial(self._held, asked, limit, on_lost, on_close, max_hold_ms))
 
-        async def acquire() -> Hold:
-            run = current()
-            wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
-            permit = await self._obtain(run, wish, limit)
-            return self._hold_of(run, permit, on_lost)
-
-        return HoldRequest(acquire)
+    async def _held(
+        self, asked: Asked, limit: timedelta | None, on_lost: OnLost, on_close: locks.OnClose, max_hold_ms: int | None
+    ) -> Hold:
+        run = current()
+        wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
+        return self._hold_of(run, await self._obtain(run, wish, limit), on_lost)
 
     def weighted(self, weight: int) -> Units:
         """So many units of this semaphore, to be acquired with others by `all_of`.
@@ -169,8 +168,7 @@ class Semaphore:
 
         Takes the request parameters of `hold`, and raises the same errors except `LeaseLost`.
         """
-        run, limit = current(), timeout_of(timeout)
-        full = self._checked_full(when_full, grace, limit)
+        run, (limit, full) = current(), self._patience(timeout, when_full, grace)
         asked = self._asked(ticket, weight, owner, metadata, key=key, share=share, full=full)
         return await self._obtain(run, self._wish(run, asked, keep=False), limit)
 
@@ -337,14 +335,16 @@ class Semaphore:
                 raise without_turns(self.name, self._backend.name)
         return Asked(ticket, units, owner, misuse(limits.checked_metadata, metadata), key, share, full)
 
-    def _checked_full(self, when_full: Full, grace: Duration, timeout: timedelta | None) -> WhenFull:
-        never_waits, capacity = timeout == timedelta(0), self._terms.capacity
-        checked: WhenFull = misuse(
-            WhenFull.checked, when_full, grace, capacity=capacity, never_waits=never_waits, priority=0
-        )
-        if checked.replaces and not self._backend.replaces:
+    def _patience(
+        self, timeout: Duration | None, when_full: Full, grace: Duration
+    ) -> tuple[timedelta | None, WhenFull]:
+        """How long a request waits, and what it does if it has to."""
+        limit, capacity = timeout_of(timeout), self._terms.capacity
+        never_waits = limit == timedelta(0)
+        full = misuse(WhenFull.checked, when_full, grace, capacity=capacity, never_waits=never_waits, priority=0)
+        if full.replaces and not self._backend.replaces:
             raise without_replacing(self.name, self._backend.name, when_full)
-        return checked
+        return limit, full
 
     def _wish(
         self,

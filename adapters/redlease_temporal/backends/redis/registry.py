@@ -16,8 +16,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from temporalio.client import Client
 
+from redlease.limits import Full, WhenFull
 from redlease.tickets import Resource, Script, Tickets, read_lua
-from redlease.when_full import Full
 from redlease_temporal.common.run_monitor import cluster_of
 from redlease_temporal.common.settings import Settings
 from redlease_temporal.payloads.locks import Caller, OnClose, RateLimit, Terms
@@ -85,6 +85,11 @@ class TicketRecord:
     def id(self) -> str:
         """Identifies the record by resource, ticket and workflow: a reset run keeps it."""
         return digest(self.terms.resource, self.ticket, self.workflow_id)
+
+    @property
+    def when_full(self) -> WhenFull:
+        """What its request does if it cannot be granted at once."""
+        return WhenFull(self.full, self.grace_ms)
 
     def text(self) -> str:
         """The record as JSON."""

@@ -39,9 +39,14 @@ async def tell_of_grant(temporal: Client, record: TicketRecord, token: str, perm
         await waits.complete(permit)
 
 
-async def tell_of_loss(temporal: Client, record: TicketRecord, why: str, once: Once, *, replaced: bool = False) -> None:
-    """Signals the loss of a permit to the run, or to the run that continued it, until the server has the signal."""
-    lost = Lost(record.terms.resource, record.ticket, record.fence, why, replaced)
+async def tell_of_loss(temporal: Client, record: TicketRecord, why: str, once: Once, *, replaced_by: str = "") -> None:
+    """Signals the loss of a permit to the run, or to the run that continued it, until the server has the signal.
+
+    `replaced_by`: the ticket of the newer request that ended the permit.
+    """
+    if replaced_by:
+        why = f"the newer request {replaced_by!r} replaced it"
+    lost = Lost(record.terms.resource, record.ticket, record.fence, why, bool(replaced_by))
     handle = temporal.get_workflow_handle(record.workflow_id)
     pause_s = RETRY_S[0]
     while True:

@@ -20,7 +20,6 @@ from temporalio.service import RPCError, RPCStatusCode
 from redlease import RedleaseError, Withdrawn, clock
 from redlease.models import Permit
 from redlease.tickets import WITHOUT_KEY, AcquireRequest, Granted, Message, Queued, Turn, pack_terms
-from redlease.when_full import WhenFull
 from redlease_temporal.common.lasting import Once, lasting
 from redlease_temporal.common.run_monitor import Look, RunKey, RunStatus
 from redlease_temporal.errors import failure
@@ -75,7 +74,7 @@ class TicketTracker:
         self._woken = asyncio.Event()
         self.handed_over = asyncio.Event()
         self._run: RunKey = (record.workflow_id, record.run_id)  # the run that has the permit
-        self._monitor = relay.monitor
+        self._monitor, self._tickets = relay.monitor, relay.tickets
         self._adopt_until_ms: float | None = None
         self._closed = False
         self._held_ms = 0
@@ -93,13 +92,13 @@ class TicketTracker:
     def start(self) -> None:
         """Starts its task, and listens to the run and the ticket."""
         self._monitor.watch(self._run, self._on_look)
-        self._relay.tickets.listen(self.record.request, self._on_message)
+        self._tickets.listen(self.record.request, self._on_message)
         self._task = self._relay.spawn(lasting(f"{self}: looking after its ticket", self._track))
 
     def stop(self) -> None:
         """Stops its task and leaves the state in Redis as it is."""
         self._monitor.unwatch(self._run, self._on_look)
-        self._relay.tickets.unlisten(self.record.request, self._on_message)
+        self._tickets.unlisten(self.record.request, self._on_message)
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         if not self._standing.done():
@@ -272,9 +271,7 @@ class TicketTracker:
             key=record.key,
         )
         # After a suspension this process must not queue again before _save() has shown that it still owns the record.
-        granted = await self._relay.tickets.queue(
-            ask, on_queued=self._queued, on_lapsed=_LapsedError, full=WhenFull(record.full, record.grace_ms)
-        )
+        granted = await self._tickets.queue(ask, on_queued=self._queued, on_lapsed=_LapsedError, full=record.when_full)
         if granted is None:
             raise _GoneError
         return granted
@@ -389,9 +386,7 @@ class TicketTracker:
         if not self._lost:
             logger.warning("%s: the permit (fence %d) is lost; telling the workflow", self, self.record.fence)
         self._lost = True
-        if replaced := bool(self._replaced_by):
-            why = f"the newer request {self._replaced_by!r} replaced it"
-        await tell_of_loss(self._relay.temporal, self.record, why, self._once, replaced=replaced)
+        await tell_of_loss(self._relay.temporal, self.record, why, self._once, replaced_by=self._replaced_by)
 
     async def _refuse(self, error: RedleaseError | ValueError) -> None:
         """Reports the server's refusal to the local activity or to the waiting one."""
@@ -418,7 +413,7 @@ class TicketTracker:
     async def _renew(self) -> bool:
         """Renews the permit for its full lease; returns whether it is still held."""
         record = self.record
-        renewed = await self._relay.tickets.renew(
+        renewed = await self._tickets.renew(
             *(self._resource, record.ticket, record.fence, record.terms.lease_ms),
             idle_ttl_ms=self._relay.settings.idle_ttl_ms,
             limit_ms=None,
@@ -436,7 +431,7 @@ class TicketTracker:
 
     async def _check(self) -> bool:
         """Whether the permit is held; does not renew it."""
-        return await self._relay.tickets.check(self._resource, self.record.ticket, self.record.fence, limit_ms=None)
+        return await self._tickets.check(self._resource, self.record.ticket, self.record.fence, limit_ms=None)
 
     async def _pause(self, seconds: float | None) -> None:
         """Waits for that time, or until an event wakes the tracker."""
