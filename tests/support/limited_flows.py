@@ -120,6 +120,74 @@ class Hasty:
         return "started"
 
 
+class Replaced(Told):
+    """What ends when it is told to, or when it is cancelled: at once, or "slow", when it is told to, or "never"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_cancelled = False
+
+    @workflow.update
+    async def cancelled(self) -> None:
+        """Return when it is."""
+        await workflow.wait_condition(lambda: self._is_cancelled)
+
+    async def work(self, job: Job) -> str:
+        """Go on until then."""
+        try:
+            await self.told()
+        except asyncio.CancelledError:
+            self._is_cancelled = True
+            if job.how != "complete":
+                await self.told()
+            if job.how != "never":
+                raise
+        return job.how
+
+
+@concurrency(max=1, key=lambda job: job.customer, when_full="replace", grace=60)
+@workflow.defn
+class Newest(Replaced):
+    """Of which the newest of each customer runs."""
+
+    @workflow.run
+    async def run(self, job: Job) -> str:
+        """End as asked for."""
+        return await self.work(job)
+
+
+@concurrency(max=1, key=lambda job: job.customer, when_full="replace", grace=60, backend="slots")
+@workflow.defn
+class NewestBySlots(Replaced):
+    """The same without Redis."""
+
+    @workflow.run
+    async def run(self, job: Job) -> str:
+        """End as asked for."""
+        return await self.work(job)
+
+
+@concurrency(max=2, when_full="replace", grace=2)
+@workflow.defn
+class NewestTwo(Replaced):
+    """Of which the newest two run, if the oldest ends in time."""
+
+    @workflow.run
+    async def run(self, job: Job) -> str:
+        """End as asked for."""
+        return await self.work(job)
+
+
+@workflow.defn
+class ParentOfNewest(Told):
+    """A workflow that starts a child in place of another workflow."""
+
+    @workflow.run
+    async def run(self, job: Job) -> str:
+        """Return what the child does."""
+        return await workflow.execute_child_workflow(Newest.run, job, id=f"{workflow.info().workflow_id}-child")
+
+
 AGAIN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_attempts=3)
 
 

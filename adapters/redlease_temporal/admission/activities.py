@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import functools
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from temporalio import activity
@@ -13,7 +14,8 @@ from redlease_temporal.backends.redis.relay import Relay
 from redlease_temporal.backends.redis.requests import AT_ONCE_S
 
 from .redis_tracker import PlaceTracker, places_of
-from .rule import ADMIT, FORGO, LATER, RESERVE, Entry, WorkflowConcurrencyLimitExceeded
+from .replacing import Places, replacing
+from .rule import ADMIT, FORGO, LATER, REPLACING, RESERVE, Entry, WorkflowConcurrencyLimitExceeded
 from .slot_places import SlotAdmission
 
 
@@ -37,7 +39,8 @@ class AdmissionActivities:
     @property
     def remote(self) -> list[Callable[..., Any]]:
         """For the internal worker, while it runs."""
-        return [self.reserve_later, self.admit_later, self._slots().owner]
+        replacing = [self.reserve_replacing, self.admit_replacing]
+        return [self.reserve_later, self.admit_later, *replacing, self._slots().owner]
 
     @activity.defn(name=RESERVE)
     async def reserve(self, entry: Entry) -> bool:
@@ -64,7 +67,32 @@ class AdmissionActivities:
         """Takes the place of this run; retried until Redis answers."""
         return await told(self._admit(entry, limit_s=PATIENCE_S))
 
+    @activity.defn(name=REPLACING[RESERVE])
+    async def reserve_replacing(self, entry: Entry) -> bool:
+        """Takes a place for a child workflow, of the oldest workflow if none is free."""
+        return await told(self._replacing(entry, functools.partial(self._reserve, entry, limit_s=PATIENCE_S)))
+
+    @activity.defn(name=REPLACING[ADMIT])
+    async def admit_replacing(self, entry: Entry) -> bool:
+        """Takes the place of this run, of the oldest workflow if none is free."""
+        return await told(self._replacing(entry, functools.partial(self._admit, entry, limit_s=PATIENCE_S)))
+
     # Implementation
+
+    async def _replacing(self, entry: Entry, take: Callable[[], Awaitable[bool]]) -> bool:
+        """Takes a place, by replacing others if need be; returns whether there was one."""
+        slots = self._slots()
+        places: Places = slots if entry.backend == "slots" else places_of(self._relay())
+
+        async def taken() -> bool:
+            if not await take():
+                raise entry.refusal()
+            return True
+
+        try:
+            return await replacing(slots.temporal, places, entry, taken)
+        except WorkflowConcurrencyLimitExceeded:
+            return False
 
     async def _reserve(self, entry: Entry, *, limit_s: float) -> bool:
         """Takes a place for a child about to be started; returns whether there was one."""

@@ -18,10 +18,13 @@ from redlease_temporal.backends.redis.registry import Registry, TicketRecord, di
 from redlease_temporal.common.run_monitor import RunMonitor, RunStatus
 from redlease_temporal.payloads.locks import Terms
 
+from .replacing import Taken
 from .rule import Entry
 
 PROVISIONAL_MS = 30_000  # how long a reserved place is kept if nothing confirms the start
 KEPT_MS = 24 * 3600 * 1000  # how long a run's place outlives the last relay
+PLACES_MORE = 100  # how many places over the limit, from before it was lowered, a start knows of
+WORKFLOW_ID = "workflow_id"  # of a place whose ticket, which usually contains it, would be too long
 MISSED_MS = 4500  # how soon another relay continues a dead one's work: the relay's lease is a third
 
 
@@ -53,10 +56,10 @@ class Admission:
     def record_of(self, entry: Entry) -> TicketRecord:
         """The record of a place that nobody has taken yet."""
         ticket = f"{self._namespace}/{entry.workflow_id}"
-        if len(ticket.encode()) > limits.TICKET_BYTES_MAX:
-            ticket = digest(ticket)
-        owner = limits.shortened(entry.workflow_id, limits.OWNER_BYTES_MAX)
         metadata = {"workflow_type": entry.workflow_type}
+        if len(ticket.encode()) > limits.TICKET_BYTES_MAX:
+            ticket, metadata = digest(ticket), {**metadata, WORKFLOW_ID: entry.workflow_id}
+        owner = limits.shortened(entry.workflow_id, limits.OWNER_BYTES_MAX)
         return TicketRecord(
             Terms(entry.resource, entry.limit, MISSED_MS),
             *(ticket, secrets.token_hex(8), entry.workflow_id, "", entry.chain, 0, "", ""),
@@ -127,6 +130,24 @@ class Admission:
                 if not await self._registry.put(record):  # a relay that freed an earlier run's place dropped the record
                     await self._registry.claim(record)
                 return record
+
+    async def taken(self, entry: Entry) -> list[Taken]:
+        """The places that other workflows have, in the order in which they were taken."""
+        own, namespace = self.record_of(entry), f"{self._namespace}/"
+        resource = self._resource(own)
+        snapshot = await self._tickets.inspect(resource, declared=entry.limit, limit=entry.limit + PLACES_MORE)
+        places = (
+            Taken(each.metadata.get(WORKFLOW_ID) or each.ticket.removeprefix(namespace), each.ticket, each.fence)
+            for each in snapshot.holders
+            if each.ticket != own.ticket
+        )
+        return sorted(places, key=lambda each: each.order)
+
+    async def free_if_over(self, entry: Entry, taken: Taken) -> None:
+        """Frees a place whose workflow has closed, should its relay not have done so yet."""
+        if (await self._monitor.look((taken.workflow_id, ""))).fate is RunStatus.CLOSED:
+            resource = self._tickets.resource(entry.resource)
+            await self._tickets.free(resource, taken.place, int(taken.order), idle_ttl_ms=self._idle_ttl_ms)
 
     async def take_again(self, record: TicketRecord) -> int:
         """Takes a place for a run that has lost its own; returns the fence, 0 if no place is free."""

@@ -1,7 +1,8 @@
 """`@concurrency`: at most so many runs of a workflow at once. The rule of a class, and how runs and parents apply it.
 
 A start over the limit is refused, not queued: clients and parents with the plugin refuse it, and a run that was started
-otherwise fails at once. A workflow ID holds its place until its last run has closed.
+otherwise fails at once. Or it replaces the oldest: see `replacing`. A workflow ID holds its place until its last run
+has closed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 from temporalio import workflow
@@ -17,6 +19,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 import redlease
 from redlease import limits
+from redlease.limits import GRACE_S, Duration
 from redlease_temporal.errors import misuse
 from redlease_temporal.workflow_side.backend import LOCAL_LIMIT, OFTEN, local, raise_if_cancelled, read
 from redlease_temporal.workflow_side.hold import to_its_end
@@ -28,6 +31,7 @@ Backend = Literal["redis", "slots"]
 # Local activities, and the remote ones that retry when a local one gets no answer.
 RESERVE, ADMIT, FORGO = "redlease.reserve", "redlease.admit", "redlease.forgo"
 LATER = {RESERVE: "redlease.reserve_later", ADMIT: "redlease.admit_later"}
+REPLACING = {RESERVE: "redlease.reserve_replacing", ADMIT: "redlease.admit_replacing"}
 WORKFLOW = "__temporal_workflow_definition"
 
 
@@ -61,7 +65,12 @@ class WorkflowConcurrencyLimitExceeded(ApplicationError, redlease.RedleaseError)
 
 @dataclass(frozen=True)
 class Entry:
-    """A workflow that needs a place. `chain`: the first run of its chain, empty before that has started."""
+    """A workflow that needs a place.
+
+    Attributes:
+        chain: The first run of its chain, empty before that has started.
+        replaces: Whether the oldest workflow is cancelled if no place is free, and has `grace_ms` to end.
+    """
 
     workflow_type: str
     workflow_id: str
@@ -69,6 +78,8 @@ class Entry:
     partition_key: str | None = None
     chain: str = ""
     backend: Backend = "redis"
+    replaces: bool = False
+    grace_ms: int = 0
 
     @property
     def resource(self) -> str:
@@ -88,11 +99,19 @@ class Rule:
     limit: int
     key: Callable[..., object] | None
     backend: Backend = "redis"
+    replaces: bool = False
+    grace_ms: int = 0
 
     def entry(self, workflow_id: str, args: Sequence[Any]) -> Entry:
         """The request of a workflow with these arguments; raises ValueError if its key cannot be computed."""
+        entry = Entry(
+            *(self.workflow_type, workflow_id, self.limit),
+            backend=self.backend,
+            replaces=self.replaces,
+            grace_ms=self.grace_ms,
+        )
         if self.key is None:
-            return Entry(self.workflow_type, workflow_id, self.limit, backend=self.backend)
+            return entry
         try:
             key = str(self.key(*args))
         except Exception as error:
@@ -101,7 +120,7 @@ class Rule:
                 f"{error!r}. Start it with arguments of the types that its run method is declared with"
             ) from error
         limits.checked_text("name of a limit", resource_of(self.workflow_type, key), limits.NAME_BYTES_MAX)
-        return Entry(self.workflow_type, workflow_id, self.limit, key, backend=self.backend)
+        return replace(entry, partition_key=key)
 
 
 _rules: dict[str, Rule] = {}
@@ -112,6 +131,8 @@ def concurrency(
     max: int,  # noqa: A002
     key: Callable[..., object] | None = None,
     backend: Backend = "redis",
+    when_full: Literal["refuse", "replace"] = "refuse",
+    grace: Duration = GRACE_S,
 ) -> Callable[[C], C]:
     """Lets at most `max` workflows of a class run at once, and refuses further starts. Put it above `workflow.defn`.
 
@@ -125,6 +146,9 @@ def concurrency(
             in clients and workflows, so it must depend on the arguments alone.
         backend: What keeps the places: "redis", or without Redis "slots": one workflow per place, for limits up to
             about ten.
+        when_full: What a start does over the limit: "refuse", or "replace": the oldest is cancelled, and the start goes
+            on when that one has closed. Of several starts at one time some may be refused all the same.
+        grace: How long, in seconds, the oldest may take to close; after that the start is refused.
 
     Raises:
         ValueError: A parameter is wrong, or the class is no workflow yet.
@@ -137,13 +161,16 @@ def concurrency(
     limit = limits.checked_count("max", max)
     if backend not in {"redis", "slots"}:
         raise ValueError(f"backend must be 'redis' or 'slots', not {backend!r}")
+    if when_full not in {"refuse", "replace"}:
+        raise ValueError(f"when_full of @concurrency must be 'refuse' or 'replace', not {when_full!r}")
+    grace_ms = limits.milliseconds("grace", grace)
 
     def decorate(defined: C) -> C:
         name = getattr(getattr(defined, WORKFLOW, None), "name", None)
         if not name:
             raise ValueError(f"{defined!r}: put @concurrency above @workflow.defn, which is to name the workflow")
         if not workflow.unsafe.in_sandbox():  # the sandbox creates the class again for each run, in modules of its own
-            _rules[name] = Rule(name, limit, key, backend)
+            _rules[name] = Rule(name, limit, key, backend, when_full == "replace", grace_ms)
         return defined
 
     return decorate
@@ -191,27 +218,30 @@ async def start_within(entry: Entry, start: Callable[[], Any]) -> Any:
 async def _has_place(how: str, entry: Entry) -> bool:
     """Takes a place, waiting as long as the answer takes; returns whether there was one."""
     try:
-        return await local(how, entry, bool)
+        has_place = await local(how, entry, bool)
     except ActivityError as error:
         raise_if_cancelled(error)
-        return await _told_later(how, entry)
+        has_place = await _told_later(LATER[how], entry)
+    if has_place or not entry.replaces:
+        return has_place
+    return await _told_later(REPLACING[how], entry, timedelta(milliseconds=entry.grace_ms))
 
 
-async def _told_later(how: str, entry: Entry) -> bool:
+async def _told_later(name: str, entry: Entry, grace: timedelta = timedelta(0)) -> bool:
     while True:
         returned: RawValue | None = await workflow.execute_activity(
-            LATER[how],
+            name,
             entry,
             result_type=RawValue,
             task_queue=current().task_queue,
-            start_to_close_timeout=LOCAL_LIMIT,
+            start_to_close_timeout=grace + LOCAL_LIMIT,
             retry_policy=OFTEN,
             summary=f"a place among {entry.limit}",
         )
         try:
             return read(returned, bool)
         except ValueError as error:
-            workflow.logger.warning("somebody completed %s by hand: %s; asking again", LATER[how], error)
+            workflow.logger.warning("somebody completed %s by hand: %s; asking again", name, error)
 
 
 async def _forgo(entry: Entry) -> None:

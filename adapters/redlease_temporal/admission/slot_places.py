@@ -17,12 +17,13 @@ from redlease_temporal.common.descriptions import Description, describe
 from redlease_temporal.common.run_monitor import UNTOLD, RunMonitor, RunStatus
 
 from .place_workflow import OWNER, PLACE
+from .replacing import Taken
 from .rule import Entry
 
 PROVISIONAL = timedelta(seconds=30)  # how long a reserved place is kept if nothing confirms the start
 
 
-class Taken(NamedTuple):
+class Reserved(NamedTuple):
     """A place that was taken: the ID of its workflow, and the run."""
 
     place_id: str
@@ -39,11 +40,11 @@ class SlotAdmission:
     """
 
     def __init__(self, temporal: Client, task_queue: str, monitor: RunMonitor) -> None:
-        self._temporal = temporal
+        self.temporal = temporal
         self._task_queue = task_queue
         self._monitor = monitor
 
-    async def reserve(self, entry: Entry) -> Taken | None:
+    async def reserve(self, entry: Entry) -> Reserved | None:
         """Takes a place for a start that is to follow; None if the workflow runs already, and needs none.
 
         Raises:
@@ -63,7 +64,7 @@ class SlotAdmission:
     async def confirm(self, taken: Taken, chain: str) -> None:
         """Does nothing: the place itself finds out whether its workflow was started."""
 
-    async def forgo(self, entry: Entry, taken: Taken | None = None) -> None:
+    async def forgo(self, entry: Entry, taken: Reserved | None = None) -> None:
         """The workflow was not started: frees its place, unless the ID has an open run that it belongs to."""
         if (await self._monitor.look((entry.workflow_id, ""))).fate is not RunStatus.CLOSED:
             return
@@ -95,9 +96,24 @@ class SlotAdmission:
             return ""
         raise ApplicationError("nothing has changed", type="Unchanged", category=ApplicationErrorCategory.BENIGN)
 
+    async def taken(self, entry: Entry) -> list[Taken]:
+        """The places that other workflows have, in the order in which they were taken."""
+        found = []
+        for place_id in _places(entry):
+            place = await self._open(place_id)
+            owner = "" if place is None else await place.memo("workflow_id", str, "")
+            if place is not None and owner and owner != entry.workflow_id:
+                found.append(Taken(owner, place_id, place.started.timestamp()))
+        return sorted(found, key=lambda each: each.order)
+
+    async def free_if_over(self, entry: Entry, taken: Taken) -> None:
+        """Frees a place whose workflow has closed, should nobody else have done so yet."""
+        del entry
+        await self._end_if_over(taken.place)
+
     # Implementation
 
-    async def _take(self, entry: Entry) -> Taken | None:
+    async def _take(self, entry: Entry) -> Reserved | None:
         for place_id in _places(entry):
             if (taken := await self._start(entry, place_id)) is not None:
                 return taken
@@ -107,10 +123,10 @@ class SlotAdmission:
                 return taken
         return None
 
-    async def _start(self, entry: Entry, place_id: str) -> Taken | None:
+    async def _start(self, entry: Entry, place_id: str) -> Reserved | None:
         memo = {"workflow_id": entry.workflow_id, "workflow_type": entry.workflow_type}
         try:
-            handle = await self._temporal.start_workflow(
+            handle = await self.temporal.start_workflow(
                 PLACE,
                 entry,
                 id=place_id,
@@ -121,7 +137,7 @@ class SlotAdmission:
             )
         except WorkflowAlreadyStartedError:
             return None
-        return Taken(place_id, handle.first_execution_run_id or "")
+        return Reserved(place_id, handle.first_execution_run_id or "")
 
     async def _end_if_over(self, place_id: str) -> None:
         """Ends a place whose workflow has closed, but not one whose workflow has yet to start."""
@@ -156,14 +172,14 @@ class SlotAdmission:
 
     async def _described(self, workflow_id: str) -> Description | None:
         try:
-            return await describe(self._temporal, workflow_id)
+            return await describe(self.temporal, workflow_id)
         except RPCError as error:
             if error.status != RPCStatusCode.NOT_FOUND:
                 raise
             return None
 
     async def _end(self, place_id: str, run_id: str | None) -> None:
-        handle = self._temporal.get_workflow_handle(place_id, run_id=run_id)
+        handle = self.temporal.get_workflow_handle(place_id, run_id=run_id)
         try:
             await handle.terminate("its workflow does not run")
         except RPCError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -29,6 +30,7 @@ from redlease_temporal.common.run_monitor import RunMonitor
 from redlease_temporal.common.settings import Settings
 
 from .redis_places import Admission
+from .replacing import replacing
 from .rule import Rule, rule_of
 from .slot_places import SlotAdmission
 
@@ -66,7 +68,8 @@ class StartGate:
             chain = run_id
 
         async with self._places(rule) as admission:
-            reserved = await admission.reserve(entry)
+            reserve = functools.partial(admission.reserve, entry)
+            reserved = await (replacing(self._temporal, admission, entry, reserve) if entry.replaces else reserve())
             if reserved is None:
                 yield started
                 return

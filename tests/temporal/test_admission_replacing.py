@@ -1,0 +1,181 @@
+"""Starts over a limit that take the place of the oldest workflow: it is cancelled, and has ended when they go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from limited_flows import Job, Newest, NewestBySlots, NewestTwo, ParentOfNewest, Replaced
+from temporal_tools import Place, tasks_that_failed
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
+from temporalio.exceptions import CancelledError
+from temporalio.worker import Replayer
+
+from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
+from redlease_temporal.worker import RedleasePlugin
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from redlease import Redlease
+
+WORKFLOWS = [Newest, NewestBySlots, NewestTwo, ParentOfNewest]
+BOTH = pytest.mark.parametrize("kind", [Newest, NewestBySlots])
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+async def client(place: Place) -> AsyncIterator[Client]:
+    """A client with the plugin, beside a worker."""
+    async with place.serving(WORKFLOWS, []) as client:
+        yield client
+
+
+class Starter:
+    """Starts workflows, each with a number; a test's places on slots are its own by the customer."""
+
+    def __init__(self, client: Client, place: Place) -> None:
+        self.client = client
+        self._place = place
+        self._count = 0
+
+    async def start(
+        self, kind: type[Any], how: str = "complete", customer: str = "a", client: Client | None = None
+    ) -> WorkflowHandle[Any, str]:
+        """Start one that ends in this way when it is cancelled."""
+        self._count += 1
+        job = Job(f"{self._place.prefix}-{customer}", how)
+        handle: WorkflowHandle[Any, str] = await (client or self.client).start_workflow(
+            kind.run, job, id=f"{self._place.prefix}-{self._count}", task_queue=self._place.task_queue
+        )
+        return handle
+
+
+@pytest.fixture
+def starter(client: Client, place: Place) -> Starter:
+    """What starts workflows."""
+    return Starter(client, place)
+
+
+async def was_cancelled(handle: WorkflowHandle[Any, str]) -> None:
+    """Wait until a workflow has ended by cancellation."""
+    with pytest.raises(WorkflowFailureError) as raised:
+        await handle.result()
+    assert isinstance(raised.value.cause, CancelledError)
+
+
+async def finished(*handles: WorkflowHandle[Any, str]) -> None:
+    """Let workflows that run end; each has run undisturbed, and its history replays."""
+    replayer = Replayer(workflows=WORKFLOWS, plugins=[RedleasePlugin("redis://nowhere.invalid")])
+    for handle in handles:
+        await handle.signal(Replaced.proceed)
+        await handle.result()
+        assert await tasks_that_failed(handle) == []
+        await replayer.replay_workflow(await handle.fetch_history())
+
+
+@BOTH
+async def test_the_newest_takes_over(starter: Starter, kind: type[Any]) -> None:
+    """Each start cancels the one before; those of other customers go on."""
+    other = await starter.start(kind, customer="b")
+    handles = [await starter.start(kind)]
+    for _ in range(3):
+        handles.append(await starter.start(kind))
+        await was_cancelled(handles[-2])
+    await finished(other, handles[-1])
+
+
+@BOTH
+async def test_the_newest_begins_when_the_oldest_has_ended(starter: Starter, kind: type[Any]) -> None:
+    """While that one cleans up, the start waits: there is no second run."""
+    older = await starter.start(kind, "slow")
+    starting = asyncio.create_task(starter.start(kind))
+    await older.execute_update(Replaced.cancelled)
+    assert not starting.done()
+    await older.signal(Replaced.proceed)
+    await was_cancelled(older)
+    newer = await starting
+    begun = (await newer.describe()).start_time
+    closed = (await older.describe()).close_time
+    assert closed is not None
+    assert begun >= closed
+    await finished(newer)
+
+
+async def test_who_does_not_end_stays(starter: Starter, outside: Redlease) -> None:
+    """After the grace the start is refused; the oldest keeps its place, and so does the other."""
+    oldest, other = await starter.start(NewestTwo, "never"), await starter.start(NewestTwo)
+    with pytest.raises(WorkflowConcurrencyLimitExceeded):
+        await starter.start(NewestTwo)
+    assert (await outside.semaphore("concurrency:NewestTwo", 2).inspect()).in_use == 2
+    assert (await other.describe()).status == WorkflowExecutionStatus.RUNNING
+    await finished(oldest, other)
+    assert await oldest.result() == "never"
+
+
+async def test_of_several_the_oldest_goes(starter: Starter) -> None:
+    """With room for two, the other one is not disturbed."""
+    first, second = await starter.start(NewestTwo), await starter.start(NewestTwo)
+    third = await starter.start(NewestTwo)
+    await was_cancelled(first)
+    await finished(second, third)
+
+
+@BOTH
+async def test_a_start_without_the_plugin(starter: Starter, place: Place, kind: type[Any]) -> None:
+    """The run itself takes over, when the older one has ended."""
+    older = await starter.start(kind, "slow")
+    newer = await starter.start(kind, client=await place.client(plugins=[]))
+    await older.execute_update(Replaced.cancelled)
+    await older.signal(Replaced.proceed)
+    await was_cancelled(older)
+    await finished(newer)
+
+
+async def test_a_child(starter: Starter) -> None:
+    """A parent's child takes over, and is replaced in turn; its parent hears of that."""
+    older = await starter.start(Newest)
+    parent = await starter.start(ParentOfNewest)
+    await was_cancelled(older)
+    newest = await starter.start(Newest)
+    with pytest.raises(WorkflowFailureError):
+        await parent.result()
+    await finished(newest)
+
+
+@BOTH
+async def test_many_starts_at_once(starter: Starter, kind: type[Any]) -> None:
+    """One of them runs in the end, the others were cancelled or refused; at no time do two run beside each other."""
+    oldest = await starter.start(kind)
+    outcomes = await asyncio.gather(*(starter.start(kind) for _ in range(10)), return_exceptions=True)
+    handles = [oldest, *(each for each in outcomes if isinstance(each, WorkflowHandle))]
+    refused = [each for each in outcomes if isinstance(each, WorkflowConcurrencyLimitExceeded)]
+    assert len(handles) + len(refused) == 11
+    described = [await handle.describe() for handle in handles]
+    (running,) = (each for each in described if each.status == WorkflowExecutionStatus.RUNNING)
+    ended = sorted((each for each in described if each is not running), key=lambda each: each.start_time)
+    assert {each.status for each in ended} == {WorkflowExecutionStatus.CANCELED}
+    for before, after in zip(ended, [*ended[1:], running], strict=True):
+        assert before.close_time is not None
+        assert before.close_time <= after.start_time
+    await finished(next(handle for handle in handles if handle.id == running.id))
+
+
+async def test_a_long_workflow_id(starter: Starter, place: Place) -> None:
+    """A workflow whose id does not fit into a ticket is found, and replaced."""
+    older = await starter.client.start_workflow(
+        Newest.run, Job(place.prefix), id=f"{place.prefix}-{'x' * 500}", task_queue=place.task_queue
+    )
+    newer = await starter.client.start_workflow(
+        Newest.run, Job(place.prefix), id=f"{place.prefix}-{'y' * 500}", task_queue=place.task_queue
+    )
+    await was_cancelled(older)
+    await finished(newer)
+
+
+@pytest.mark.parametrize("wrong", [{"when_full": "replace-holder"}, {"when_full": "replace", "grace": -1}], ids=str)
+def test_what_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    """A parameter that is none is a ValueError where the class is made."""
+    with pytest.raises(ValueError, match=r"when_full|grace"):
+        concurrency(max=1, **wrong)
