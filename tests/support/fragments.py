@@ -40,6 +40,8 @@ async def train(fence: int) -> None: ...
 from temporalio import workflow
 class Order:
     customer: str
+class Push:
+    branch: str
 class Receipt: ...
 """,
     "docs/which-backend.md": """
