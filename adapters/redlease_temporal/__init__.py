@@ -27,6 +27,7 @@ from .errors import (
     Withdrawn,
     misuse,
     misused,
+    without_rates,
     without_turns,
 )
 from .payloads.locks import Terms
@@ -130,19 +131,21 @@ def semaphore(
             hold up others. None leaves the setting of the resource as it is, here and in the next two.
         rate: How many grants there may be in a time, as a `Rate`; 0 for no such limit.
         per_key_rate: The same for the requests of one key.
-        backend: What keeps it: "redis", or without Redis "slots" or "coordinator", which know neither keys nor rates.
-            Semaphores of different backends do not exclude each other.
+        backend: What keeps it: "redis", or without Redis "slots" or "coordinator", which know no rates; slots know no
+            keys either. Semaphores of different backends do not exclude each other.
         endpoint: The Nexus endpoint of a lock service, perhaps in another namespace, whose semaphore it is; `backend`
             does not count then.
 
     Raises:
         ValueError: A parameter is wrong. It is an `ApplicationError` too, and fails the run.
     """
-    turns = {"per_key": per_key, "rate": rate, "per_key_rate": per_key_rate}
-    terms = misuse(Terms.checked, name, capacity, lease, max_waiters, **turns)
+    rates = {"rate": rate, "per_key_rate": per_key_rate}
+    terms = misuse(Terms.checked, name, capacity, lease, max_waiters, per_key=per_key, **rates)
     kept_by = _backend(backend, terms, endpoint)
-    if not kept_by.has_turns and any(each is not None for each in turns.values()):
+    if per_key is not None and not kept_by.has_turns:
         raise without_turns(name, kept_by.name)
+    if any(each is not None for each in rates.values()) and not kept_by.has_rates:
+        raise without_rates(name, kept_by.name)
     return Semaphore(terms, kept_by)
 
 

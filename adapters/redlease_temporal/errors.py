@@ -75,15 +75,20 @@ def misused(message: str) -> MisuseError:
 
 
 def without_turns(resource: str, backend: str) -> MisuseError:
-    """The error for a key, a share or a rate on a backend that has none."""
-    message = f"resource {resource!r}: backend={backend!r} has no keys, shares or rates: they need backend='redis'"
+    """The error for a key, a share or a limit of a key on a backend that has none."""
+    message = f"resource {resource!r}: backend={backend!r} has no keys: they need backend='redis' or 'coordinator'"
     return misused(message)
+
+
+def without_rates(resource: str, backend: str) -> MisuseError:
+    """The error for a rate on a backend that has none."""
+    return misused(f"resource {resource!r}: backend={backend!r} has no rates: they need backend='redis'")
 
 
 def without_replacing(resource: str, backend: str, when_full: str) -> MisuseError:
     """The error for a request that is to take the place of others, on a backend where none can."""
     return misused(
-        f"resource {resource!r}: backend={backend!r} has no when_full={when_full!r}: it needs backend='redis'"
+        f"resource {resource!r}: backend={backend!r} has no when_full={when_full!r}: it needs 'redis' or 'coordinator'"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from redlease import limits
+from redlease.limits import Full, WhenFull
 from redlease.models import Permit
 
 from .locks import OnClose, Terms
@@ -53,6 +54,8 @@ class Request:
         queue: Whether the request may wait.
         timeout_ms: How long it may wait; None: without limit.
         max_hold_ms: After this the permit is no longer renewed.
+        key: Whose turn the request takes, with `share` of the turns; empty for that of those without a key.
+        full: What it does if it cannot be granted at once; a holder that it replaces has `grace_ms` to end.
     """
 
     terms: Terms
@@ -66,6 +69,15 @@ class Request:
     on_close: OnClose = "release"
     timeout_ms: int | None = None
     max_hold_ms: int | None = None
+    key: str = ""
+    share: float = 1
+    full: Full = "wait"
+    grace_ms: int = 0
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it takes the place of others, and so counts for none of `max_waiters`."""
+        return WhenFull(self.full).replaces
 
 
 @dataclass(frozen=True)
@@ -121,10 +133,14 @@ def fault_of(said: Request | Renewal | Adoption) -> str:
         if isinstance(said, Request):
             limits.checked_count("capacity", said.terms.capacity)
             limits.checked_count("weight", said.weight)
+            limits.checked_share(said.share, said.key or None)
+            if said.terms.per_key is not None:
+                limits.checked_count("per_key", said.terms.per_key, 0)
         spans = {
             "lease_ms": said.terms.lease_ms if isinstance(said, Request) else said.lease_ms,
             "max_hold_ms": None if isinstance(said, Renewal) else said.max_hold_ms,
             "timeout_ms": said.timeout_ms if isinstance(said, Request) else None,
+            "grace_ms": said.grace_ms if isinstance(said, Request) else None,
         }
         for name, span_ms in spans.items():
             least_ms = limits.LEASE_MS_MIN if name == "lease_ms" else 0

@@ -35,7 +35,8 @@ class Backend(Protocol):
         name: As it is given to `lock(backend=...)`.
         away: The system that may be unreachable while a request waits, as error messages name it.
         weight_max: The most units that one permit may hold.
-        has_turns: Whether it knows keys, shares and rates.
+        has_turns: Whether it knows keys, shares and limits of keys.
+        has_rates: Whether it knows rates.
         replaces: Whether a request can take the place of others.
     """
 
@@ -43,6 +44,7 @@ class Backend(Protocol):
     away: str
     weight_max: int
     has_turns: bool
+    has_rates: bool
     replaces: bool
 
     async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
@@ -94,6 +96,7 @@ class LocalBackend:
     away: str
     weight_max = limits.CAPACITY_MAX
     has_turns = False
+    has_rates = False
     replaces = False
 
     def __init__(self, terms: locks.Terms) -> None:

@@ -116,7 +116,7 @@ class Semaphore:
                 fairness key of the workflow's priority, with its fairness weight as share.
             share: How large a share of the turns its key gets beside keys of share 1, from 0.001 to 1000.
             when_full: "wait", "refuse" (`QueueFull`), "replace-waiter" (older waiters of its key get `Superseded`), or
-                "replace-holder" (holders of its key lose their permits, too). The last two need Redis.
+                "replace-holder" (holders of its key lose their permits, too). Slots know the first two.
             grace: How long a holder that it replaces may take to end before this request is granted.
             on_lost: "cancel" cancels the body when the permit is lost, "signal" only sets `hold.lost`.
             on_close: What happens when the run ends without a release, for example terminated: "release" releases the

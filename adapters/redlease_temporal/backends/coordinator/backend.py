@@ -39,6 +39,8 @@ class CoordinatorBackend(LocalBackend):
 
     name = "coordinator"
     away = "its coordinator"
+    has_turns = True
+    replaces = True
 
     async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         """Requests a permit and waits for the answer."""
@@ -125,6 +127,10 @@ class CoordinatorBackend(LocalBackend):
             on_close=wish.on_close,
             timeout_ms=None if timeout is None else timeout // timedelta(milliseconds=1),
             max_hold_ms=wish.max_hold_ms,
+            key=wish.key,
+            share=wish.share,
+            full=wish.full,
+            grace_ms=wish.grace_ms,
         )
 
     async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:

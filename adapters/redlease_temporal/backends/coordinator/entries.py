@@ -20,6 +20,7 @@ class Notification:
         permit: The permit it is about; None for a refusal.
         error: The name of the error of a refusal.
         why: The reason of a refusal or a loss.
+        replaced: Whether a newer request waits until the lost permit is given back.
     """
 
     kind: Literal["granted", "refused", "lost", "confirm"]
@@ -27,6 +28,7 @@ class Notification:
     permit: Permit | None = None
     error: str = ""
     why: str = ""
+    replaced: bool = False
 
 
 @dataclass
@@ -40,6 +42,8 @@ class Holder:
         unknown: Looks since then without an answer.
         sharers: Other runs that requested this ticket and were notified of the grant.
         downgraded: It was granted to this run with more weight than it has now.
+        replaced_by: The ticket of a newer request that has ended the permit: that is not held any more, and its units
+            are free when it is released or expires.
     """
 
     permit: Permit
@@ -52,6 +56,7 @@ class Holder:
     unknown: int = 0
     sharers: list[Requester] = field(default_factory=list)
     downgraded: bool = False
+    replaced_by: str = ""
 
     def passes_on(self) -> bool:
         """Makes the first sharer the requester; returns False if there is none."""
@@ -67,12 +72,16 @@ class Holder:
 
 @dataclass
 class QueuedTicket:
-    """A ticket that waits, for one run or several that share it; each with its deadline, None for none."""
+    """A ticket that waits, for one run or several that share it; each with its deadline, None for none.
+
+    `tag`: when its turn comes, if it is the first waiter of its key and that is below its limit.
+    """
 
     request: Request
     queued_at_ms: int
     requesters: list[Requester]
     deadlines_ms: list[int | None]
+    tag: int | None = None
 
     def without(self, leaves: Callable[[Requester, int | None], bool]) -> QueuedTicket:
         """The ticket without the requesters that leave."""

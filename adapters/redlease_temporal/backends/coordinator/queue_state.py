@@ -7,29 +7,23 @@ change of the state first, then returns the notifications that follow from it.
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from redlease.models import Permit, Position, Snapshot, Waiter
+from redlease.models import Permit
 from redlease_temporal.common.owner_looks import is_kept
-from redlease_temporal.payloads.coordinator import (
-    Adoption,
-    Confirmed,
-    Downgrade,
-    Release,
-    Renewal,
-    Request,
-    Requester,
-)
+from redlease_temporal.payloads.coordinator import Adoption, Confirmed, Downgrade, Release, Renewal, Request, Requester
+from redlease_temporal.payloads.locks import Terms
 
 from .entries import Holder, Notification, Outcome, QueuedTicket
+from .replacing import replace_holders, superseded
+from .sizes import entry_size, state_size
+from .turns import misfit, next_in_turn
 
 LOOK_MS = 10_000  # how often a holder's run is checked at first while somebody waits, if its lease is longer
 IDLE_MS = 60_000  # how long a coordinator stays open unused
 REMEMBERED = 500  # withdrawn requests, and outcomes of releases
-BYTES_MAX = 1_000_000  # of the state as a whole: a run can pass at most 2 MB to the next one
-ENTRY_BYTES = 600  # size of an entry as JSON, without its users' texts
+BYTES_MAX = 1_000_000  # of the state as a whole
 UNKNOWN_MAX = 2  # consecutive looks without an answer for which a permit is kept
 WAITERS_A_LOOK = 20
 RESET_LATER = "its run was reset after a downgrade"
@@ -48,6 +42,8 @@ class QueueState:
         withdrawn: Requests that must not be granted if a late copy arrives.
         used_ms: When the resource was last used.
         lasted_ms: How long holds lasted of late whose release others waited for.
+        per_key: Units that requests of one key may hold; 0 for any number.
+        virtual: The tag of the last turn.
     """
 
     resource: str
@@ -60,15 +56,17 @@ class QueueState:
     outcomes: list[Outcome] = field(default_factory=list)
     used_ms: int = 0
     lasted_ms: float | None = None
+    per_key: int = 0
+    virtual: int = 0
 
     # Requests
 
     def request(self, asked: Request, now_us: int) -> list[Notification]:
         """Handles a request, or a copy of one."""
-        effects = self._declare(asked.terms.capacity, now_us)
+        if refusal := self._refusal_of_all(asked):
+            return [refusal]  # what it declares is not taken either
+        effects = self._declare(asked.terms, now_us)
         holder, place = self.holder(asked.ticket), self._place(asked.ticket)
-        if asked.requester.request in self.withdrawn:
-            return [*effects, _refused(asked, "Stale", "it was withdrawn before")]
         if holder is not None and holder.downgraded and holder.requester.is_reset_as(asked.requester):
             self.holders.remove(holder)
             effects += _lost(holder, RESET_LATER)
@@ -83,7 +81,34 @@ class QueueState:
             place.requesters = [*stay.requesters, asked.requester]
             place.deadlines_ms = [*stay.deadlines_ms, deadline_ms]
             return effects
+        waits = self._waits(asked)
         self.queue.append(QueuedTicket(asked, now_us // 1000, [asked.requester], [deadline_ms]))
+        more = self._replace(asked, now_us) if waits and asked.replaces else self._grant(now_us)
+        return effects + more
+
+    def _refusal_of_all(self, asked: Request) -> Notification | None:
+        """The refusal of a request that was withdrawn, replaced, or can never be granted."""
+        if asked.requester.request in self.withdrawn:
+            return _refused(asked, "Stale", "it was withdrawn before")
+        holder = self.holder(asked.ticket)
+        if holder is not None and holder.replaced_by:
+            return superseded(holder.replaced_by, [asked.requester])[0]
+        is_known = holder or self._place(asked.ticket)
+        why = "" if is_known else misfit(asked, *self._wanted(asked.terms))
+        return _refused(asked, "ValueError", why) if why else None
+
+    def _replace(self, asked: Request, now_us: int) -> list[Notification]:
+        """Lets the newest waiter take the place of those of its key, and of holders too if it asks for that."""
+        left = self._leave(
+            lambda place, _each, _ms: place.request.key == asked.key and place.request.ticket != asked.ticket
+        )
+        self.withdrawn = [*self.withdrawn, *(each.request for each in left)][-REMEMBERED:]
+        effects = superseded(asked.ticket, left)
+        if asked.full == "replace-holder":
+            lacking = self.held + asked.weight - self.capacity
+            if self.per_key and asked.key:
+                lacking = max(lacking, self._held_by(asked.key) + asked.weight - self.per_key)
+            effects += replace_holders(asked, self.holders, lacking, now_us // 1000)
         return effects + self._grant(now_us)
 
     def _refusal(self, asked: Request, holder: Holder | None, place: QueuedTicket | None) -> Notification | None:
@@ -94,20 +119,24 @@ class QueueState:
 
     def _no_room(self, asked: Request) -> Notification | None:
         """The refusal of a new request that cannot be queued."""
-        if asked.weight > self.capacity:
-            why = f"a weight of {asked.weight} can never fit into a capacity of {self.capacity}"
-            return _refused(asked, "ValueError", why)
-        waits = bool(self.queue) or asked.weight > self.capacity - self.held
+        waits = self._waits(asked)
         if waits and not asked.queue:
             return _refused(asked, "Busy", "it would have to wait")
         waiters_max = asked.terms.max_waiters
-        if waits and waiters_max is not None and len(self.queue) >= waiters_max:
+        if waits and waiters_max is not None and len(self.queue) >= waiters_max and not asked.replaces:
             return _refused(asked, "QueueFull", f"{len(self.queue)} wait already. Try again later")
         who = asked.requester.workflow_id
-        if self.size() + _size(who, asked.ticket, asked.owner, asked.metadata) > BYTES_MAX:
+        if self.size() + entry_size(who, asked.ticket, asked.owner, asked.metadata, asked.key) > BYTES_MAX:
             why = f"a coordinator keeps no more than these {len(self.holders)} holders and {len(self.queue)} waiters"
             return _refused(asked, "QueueFull", f"{why}. Try again later")
         return None
+
+    def _waits(self, asked: Request) -> bool:
+        """Whether a new request has to wait: there is no room for it, or it is not its turn."""
+        place, first = QueuedTicket(asked, 0, [], []), self._next(self.queue)
+        if asked.weight > self.capacity - self.held or self._next([*self.queue, place]) is not place:
+            return True
+        return first is not None and (first.tag or 0) <= (place.tag or 0)
 
     def _again(self, holder: Holder, asked: Request, now_us: int) -> Notification:
         """Answers a request that is granted already: the same permit, renewed for a full lease."""
@@ -119,36 +148,56 @@ class QueueState:
             holder.sharers = [*others, asked.requester]
         return Notification("granted", asked.requester, holder.permit)
 
-    def _declare(self, capacity: int, now_us: int) -> list[Notification]:
-        if capacity == self.declared:
+    def _wanted(self, terms: Terms) -> tuple[int, int]:
+        """The capacity and the limit of keys after a request with these terms."""
+        capacity = self.capacity if terms.capacity == self.declared else terms.capacity
+        return capacity, self.per_key if terms.per_key is None else terms.per_key
+
+    def _declare(self, terms: Terms, now_us: int) -> list[Notification]:
+        capacity, per_key = self._wanted(terms)
+        if (terms.capacity, per_key) == (self.declared, self.per_key):
             return []
-        self.declared = capacity
+        self.declared, self.per_key = terms.capacity, per_key
         return self.resize(capacity, now_us)
 
     def resize(self, capacity: int, now_us: int) -> list[Notification]:
-        """Changes the capacity; refuses waiters whose weight exceeds it."""
+        """Changes the capacity; refuses waiters that can never be granted now."""
         self.capacity = capacity
-        never = [place for place in self.queue if place.request.weight > capacity]
-        self.queue = [place for place in self.queue if place.request.weight <= capacity]
-        why = f"the capacity is {capacity} now, so that this weight can never fit"
+        fates = [(place, misfit(place.request, capacity, self.per_key)) for place in self.queue]
+        self.queue = [place for place, why in fates if not why]
         refused = [
             _refused(replace(place.request, requester=each), "ValueError", why)
-            for place in never
-            for each in place.requesters
+            for place, why in fates
+            for each in (place.requesters if why else ())
         ]
         return refused + self._grant(now_us)
 
+    def _next(self, queue: list[QueuedTicket]) -> QueuedTicket | None:
+        """Whose turn it is: the first of a key that is not at its limit."""
+        if not any(each.permit.key for each in self.holders) and not any(each.request.key for each in self.queue):
+            self.virtual = 0  # nothing is remembered of keys that are gone
+            for place in self.queue[:1]:
+                place.tag = None
+        return next_in_turn(queue, self.virtual, self._is_below_limit)
+
+    def _is_below_limit(self, asked: Request) -> bool:
+        return not (self.per_key and asked.key) or self._held_by(asked.key) + asked.weight <= self.per_key
+
+    def _held_by(self, key: str) -> int:
+        return sum(each.permit.weight for each in self.holders if each.permit.key == key)
+
     def _grant(self, now_us: int) -> list[Notification]:
-        """Grants from the head of the queue while the next fits."""
+        """Grants to whose turn it is, while the next fits."""
         effects = []
-        while self.queue and self.queue[0].request.weight <= self.capacity - self.held:
-            place = self.queue.pop(0)
+        while (place := self._next(self.queue)) and place.request.weight <= self.capacity - self.held:
+            self.queue = [other for other in self.queue if other is not place]
+            self.virtual = max(self.virtual, place.tag or 0)
             asked, now_ms = place.request, now_us // 1000
             # Fences follow the clock, so they keep growing if a coordinator ends or is lost.
             self.fence = max(self.fence + 1, now_us)
             permit = Permit(
                 *(self.resource, asked.ticket, self.fence, asked.weight, self.capacity, asked.terms.lease_ms),
-                *(now_ms, now_ms + asked.terms.lease_ms, asked.owner, asked.metadata),
+                *(now_ms, now_ms + asked.terms.lease_ms, asked.owner, asked.metadata, asked.key or None),
             )
             until_ms = None if asked.max_hold_ms is None else now_ms + asked.max_hold_ms
             first, *others = place.requesters
@@ -344,7 +393,7 @@ class QueueState:
 
     def _held(self, ticket: str, fence: int) -> Holder | None:
         holder = self.holder(ticket)
-        return holder if holder is not None and holder.permit.fence == fence else None
+        return None if holder is None or holder.replaced_by or holder.permit.fence != fence else holder
 
     def _place(self, ticket: str) -> QueuedTicket | None:
         return next((each for each in self.queue if each.request.ticket == ticket), None)
@@ -368,54 +417,9 @@ class QueueState:
             mean_ms = lasted_ms if self.lasted_ms is None else self.lasted_ms
             self.lasted_ms = (7 * mean_ms + lasted_ms) / 8
 
-    def position(self, ticket: str) -> Position | None:
-        """Where a ticket stands in the queue, and about how long it will wait."""
-        if self.holder(ticket) is not None:
-            return Position(0, 0.0)
-        place = self._place(ticket)
-        if place is None:
-            return None
-        ahead = self.queue[: self.queue.index(place) + 1]
-        units = sum(each.request.weight for each in ahead)
-        wait_s = None if self.lasted_ms is None else self.lasted_ms * units / self.capacity / 1000
-        return Position(len(ahead), wait_s)
-
-    def snapshot(self, limit: int, now_ms: int) -> Snapshot:
-        """The resource, with at most `limit` holders and as many waiters."""
-        waiters = [
-            Waiter(
-                each.request.ticket, each.request.weight, each.request.owner, each.request.metadata, each.queued_at_ms
-            )
-            for each in self.queue[:limit]
-        ]
-        permits = tuple(each.permit for each in self.holders[:limit])
-        in_use = sum(each.permit.weight for each in self.holders)
-        totals = (in_use, len(self.queue))
-        return Snapshot(self.resource, self.capacity, permits, tuple(waiters), self.fence, now_ms, *totals)
-
     def size(self) -> int:
         """The approximate size of the state in bytes."""
-        return sum(_size(*texts) for texts in self._texts())
-
-    def _texts(self) -> Iterator[tuple[str, str, str, dict[str, str]]]:
-        for holder in self.holders:
-            for each in (holder.requester, *holder.sharers):
-                yield each.workflow_id, holder.permit.ticket, holder.permit.owner, holder.permit.metadata
-        for place in self.queue:
-            for each in place.requesters:
-                yield each.workflow_id, place.request.ticket, place.request.owner, place.request.metadata
-
-
-def _size(workflow_id: str, ticket: str, owner: str, metadata: dict[str, str]) -> int:
-    # A queued ticket contains the id twice.
-    texts = [workflow_id, workflow_id, ticket, owner, *metadata, *metadata.values()]
-    return ENTRY_BYTES + sum(map(_json_size, texts))
-
-
-def _json_size(text: str) -> int:
-    """The size of a text as JSON, which escapes all but ASCII."""
-    plain = text.isascii() and text.isprintable() and not {'"', "\\"} & set(text)
-    return len(text) if plain else len(json.dumps(text))
+        return state_size(self.holders, self.queue)
 
 
 def _refused(asked: Request, error: str, why: str) -> Notification:

@@ -38,6 +38,7 @@ from redlease_temporal.payloads.locks import micros
 from redlease_temporal.workflow_side.backend import OFTEN
 from redlease_temporal.workflow_side.mailbox import signal
 
+from . import views
 from .entries import Notification
 from .queue_state import QueueState
 
@@ -230,12 +231,12 @@ class Coordinator:
     @workflow.query
     def snapshot(self, limit: int = 100) -> Snapshot:
         """The current state of the resource."""
-        return self._books.snapshot(limit, now_us() // 1000)
+        return views.snapshot(self._books, limit, now_us() // 1000)
 
     @workflow.query
     def position(self, ticket: str) -> Position | None:
         """Where a ticket stands in the queue."""
-        return self._books.position(ticket)
+        return views.position(self._books, ticket)
 
     @workflow.query
     def permit(self, ticket: str, fence: int) -> Found:
@@ -263,5 +264,5 @@ def _signal_of(keeper: str, effect: Notification) -> tuple[str, object]:
     if effect.kind == "granted":
         return locks.GRANTED_SIGNAL, locks.Granted(permit, effect.to.request, keeper)
     if effect.kind == "lost":
-        return locks.LOST_SIGNAL, locks.Lost(resource, permit.ticket, permit.fence, effect.why)
+        return locks.LOST_SIGNAL, locks.Lost(resource, permit.ticket, permit.fence, effect.why, effect.replaced)
     return locks.CONFIRM_SIGNAL, locks.Confirm(resource, permit.ticket, permit.fence, keeper)

@@ -37,6 +37,7 @@ class NexusBackend:
     away = "the lock service"
     weight_max = limits.CAPACITY_MAX
     has_turns = True
+    has_rates = True
     replaces = False
 
     def __init__(self, terms: locks.Terms, endpoint: str) -> None:

@@ -39,6 +39,7 @@ class RedisBackend(LocalBackend):
     name = "redis"
     away = "Redis"
     has_turns = True
+    has_rates = True
     replaces = True
 
     async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:

@@ -1,0 +1,66 @@
+"""Whose turn it is among the waiters of a coordinator. Keys take turns as they do on Redis, with the same tags.
+
+Self-clocked fair queueing (S. J. Golestani, INFOCOM 1994): the first waiter of each key has a tag, the virtual time at
+which it became the first plus what its turn costs. The lowest tag is granted next, and the virtual time is that tag
+then. Waiters without a key are of one more key of share 1, so that without keys the order is that of arrival.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+
+from redlease_temporal.payloads.coordinator import Request
+
+from .entries import QueuedTicket
+
+ONE = 1000  # what a unit costs at share 1: tags are whole numbers
+COST_MAX = 2**31
+
+
+def misfit(asked: Request, capacity: int, per_key: int) -> str:
+    """Why a request can never be granted; empty if it can. `per_key`: units that one key may hold; 0 for any number."""
+    if asked.weight > capacity:
+        return f"a weight of {asked.weight} can never fit into a capacity of {capacity}"
+    if asked.key and 0 < per_key < asked.weight:
+        return f"a weight of {asked.weight} can never fit into the {per_key} units of one key"
+    return ""
+
+
+def cost_of(asked: Request) -> int:
+    """What a turn of a request costs its key."""
+    return max(1, min(COST_MAX, int(asked.weight * ONE / asked.share + 0.5)))
+
+
+def next_in_turn(queue: list[QueuedTicket], virtual: int, may: Callable[[Request], bool]) -> QueuedTicket | None:
+    """Who is granted next, of those that `may` be; gives a tag to each waiter that has become the first of its key."""
+    firsts: dict[str, QueuedTicket] = {}
+    for place in queue:
+        firsts.setdefault(place.request.key, place)
+    for place in firsts.values():
+        if not may(place.request):
+            place.tag = None
+        elif place.tag is None:
+            place.tag = virtual + cost_of(place.request)
+    turns = [place for place in firsts.values() if place.tag is not None]
+    return min(turns, key=lambda place: place.tag or 0, default=None)  # of equal tags the one that came first
+
+
+def in_turn(queue: list[QueuedTicket], virtual: int) -> list[QueuedTicket]:
+    """All who wait, in the order of their turns if none of them were at a limit."""
+    waiting: dict[str, deque[QueuedTicket]] = {}
+    for place in queue:
+        waiting.setdefault(place.request.key, deque()).append(place)
+    turns = [
+        (virtual + cost_of(each[0].request) if each[0].tag is None else each[0].tag, number, key)
+        for number, (key, each) in enumerate(waiting.items())
+    ]
+    heapq.heapify(turns)
+    order = []
+    while turns:
+        tag, number, key = heapq.heappop(turns)
+        order.append(waiting[key].popleft())
+        if waiting[key]:
+            heapq.heappush(turns, (tag + cost_of(waiting[key][0].request), number, key))
+    return order
