@@ -126,6 +126,12 @@ class Replaced(Told):
     def __init__(self) -> None:
         super().__init__()
         self._is_cancelled = False
+        self._has_begun = False
+
+    @workflow.update
+    async def begun(self) -> None:
+        """Return when its body runs."""
+        await workflow.wait_condition(lambda: self._has_begun)
 
     @workflow.update
     async def cancelled(self) -> None:
@@ -134,6 +140,7 @@ class Replaced(Told):
 
     async def work(self, job: Job) -> str:
         """Go on until then."""
+        self._has_begun = True
         try:
             await self.told()
         except asyncio.CancelledError:

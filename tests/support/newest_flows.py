@@ -26,7 +26,7 @@ class Ask:
 
 
 @workflow.defn
-class Newest:
+class NewestHolder:
     """A hold until it is told to go on; its result says how it ended."""
 
     def __init__(self) -> None:
