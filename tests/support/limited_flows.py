@@ -189,10 +189,21 @@ class NewestTwo(Replaced):
 class ParentOfNewest(Told):
     """A workflow that starts a child in place of another workflow."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_child = False
+
+    @workflow.update
+    async def child_started(self) -> None:
+        """Return when it is."""
+        await workflow.wait_condition(lambda: self._has_child)
+
     @workflow.run
     async def run(self, job: Job) -> str:
         """Return what the child does."""
-        return await workflow.execute_child_workflow(Newest.run, job, id=f"{workflow.info().workflow_id}-child")
+        child = await workflow.start_child_workflow(Newest.run, job, id=f"{workflow.info().workflow_id}-child")
+        self._has_child = True
+        return await child
 
 
 AGAIN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_attempts=3)

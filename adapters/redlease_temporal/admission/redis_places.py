@@ -135,11 +135,11 @@ class Admission:
                 return record
 
     async def taken(self, entry: Entry) -> tuple[list[Taken], float]:
-        """The places that other workflows have, in the order in which they were asked for; and the time, in ms."""
+        """The places that other workflows have, and the time, in ms."""
         own, namespace = self.record_of(entry), f"{self._namespace}/"
         resource = self._resource(own)
         snapshot = await self._tickets.inspect(resource, declared=entry.limit, limit=entry.limit + PLACES_MORE)
-        places = (
+        places = [
             Taken(
                 each.metadata.get(WORKFLOW_ID) or each.ticket.removeprefix(namespace),
                 each.ticket,
@@ -149,8 +149,8 @@ class Admission:
             )
             for each in snapshot.holders
             if each.ticket != own.ticket
-        )
-        return sorted(places, key=lambda each: each.asked), float(snapshot.server_time_ms)
+        ]
+        return places, float(snapshot.server_time_ms)
 
     async def free_if_over(self, entry: Entry, taken: Taken) -> bool:
         """Frees a place whose workflow has closed, should its relay not have done so yet; returns whether it has."""

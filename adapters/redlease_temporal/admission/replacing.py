@@ -38,7 +38,7 @@ class Places(Protocol):
     """What keeps the places of a limit."""
 
     async def taken(self, entry: Entry) -> tuple[list[Taken], float]:
-        """The places that other workflows have, in the order in which they were asked for; and the time now."""
+        """The places that other workflows have, in any order; and the time now."""
 
     async def free_if_over(self, entry: Entry, taken: Taken) -> bool:
         """Frees a place whose workflow has closed, should nobody else have done so yet; returns whether it has."""
@@ -60,7 +60,7 @@ async def replacing(temporal: Client, places: Places, entry: Entry, take: Callab
         except WorkflowConcurrencyLimitExceeded:
             taken, now = await places.taken(entry)
             entry = replace(entry, asked=entry.asked or now)
-            older = [each for each in taken if each.asked <= entry.asked]
+            older = sorted((each for each in taken if each.asked <= entry.asked), key=lambda each: each.asked)
             left_s = until - asyncio.get_running_loop().time()
             if left_s <= 0:
                 raise

@@ -97,7 +97,7 @@ class SlotAdmission:
         raise ApplicationError("nothing has changed", type="Unchanged", category=ApplicationErrorCategory.BENIGN)
 
     async def taken(self, entry: Entry) -> tuple[list[Taken], float]:
-        """The places that other workflows have, in the order in which they were taken; and when the last was, in s.
+        """The places that other workflows have, and when the last of them was taken, in s.
 
         Temporal does not say what time it is. So starts that wait for one place stand in no order: any one may get it.
         """
@@ -107,7 +107,7 @@ class SlotAdmission:
             owner = "" if place is None else await place.memo("workflow_id", str, "")
             if place is not None and owner and owner != entry.workflow_id:
                 found.append(Taken(owner, place_id, place.started.timestamp()))
-        return sorted(found, key=lambda each: each.asked), max((each.asked for each in found), default=0)
+        return found, max((each.asked for each in found), default=0)
 
     async def free_if_over(self, entry: Entry, taken: Taken) -> bool:
         """Frees a place whose workflow has closed, should nobody else have done so yet; returns whether it has."""
