@@ -22,6 +22,7 @@ class Ask:
     on_lost: Literal["cancel", "signal"] = "cancel"
     slow: bool = False
     backend: str = "redis"
+    resource: str = "r"
     writes: bool = False
 
 
@@ -37,7 +38,7 @@ class NewestHolder:
     @workflow.run
     async def run(self, ask: Ask) -> str:
         """Hold; return what became of that."""
-        pool = rwlock("r").write if ask.writes else semaphore("r", 1, lease=60, backend=ask.backend)
+        pool = rwlock(ask.resource).write if ask.writes else semaphore(ask.resource, 1, lease=60, backend=ask.backend)
         request = pool.hold(key=ask.key, when_full=ask.full, grace=ask.grace, timeout=ask.timeout, on_lost=ask.on_lost)
         try:
             async with request as hold:

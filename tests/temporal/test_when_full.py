@@ -88,11 +88,13 @@ async def replays(*handles: WorkflowHandle[NewestHolder, str]) -> None:
 
 
 @pytest.mark.parametrize("backend", ["redis", "slots", "coordinator"])
-async def test_a_request_that_does_not_wait(starter: Starter, backend: str) -> None:
+async def test_a_request_that_does_not_wait(starter: Starter, place: Place, backend: str) -> None:
     """It gets QueueFull at once while another holds, and the permit as soon as none does."""
-    ask = Ask("refuse", backend=backend)
+    name = f"{place.prefix}-{backend}"  # slots and coordinators have no prefix: other tests on this server use "r"
+    ask = Ask("refuse", backend=backend, resource=name)
     holder = await starter.holding(ask)
-    assert (await (await starter.start(ask)).result()).startswith("QueueFull: resource 'r': no permit without waiting")
+    refused = await (await starter.start(ask)).result()
+    assert refused.startswith(f"QueueFull: resource {name!r}: no permit without waiting")
     await holder.signal(NewestHolder.proceed)
     assert await holder.result() == "done"
     again = await starter.holding(ask)
