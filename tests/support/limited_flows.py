@@ -126,6 +126,12 @@ class Replaced(Told):
     def __init__(self) -> None:
         super().__init__()
         self._is_cancelled = False
+        self._has_begun = False
+
+    @workflow.update
+    async def begun(self) -> None:
+        """Return when its body runs."""
+        await workflow.wait_condition(lambda: self._has_begun)
 
     @workflow.update
     async def cancelled(self) -> None:
@@ -134,6 +140,7 @@ class Replaced(Told):
 
     async def work(self, job: Job) -> str:
         """Go on until then."""
+        self._has_begun = True
         try:
             await self.told()
         except asyncio.CancelledError:
@@ -182,10 +189,21 @@ class NewestTwo(Replaced):
 class ParentOfNewest(Told):
     """A workflow that starts a child in place of another workflow."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_child = False
+
+    @workflow.update
+    async def child_started(self) -> None:
+        """Return when it is."""
+        await workflow.wait_condition(lambda: self._has_child)
+
     @workflow.run
     async def run(self, job: Job) -> str:
         """Return what the child does."""
-        return await workflow.execute_child_workflow(Newest.run, job, id=f"{workflow.info().workflow_id}-child")
+        child = await workflow.start_child_workflow(Newest.run, job, id=f"{workflow.info().workflow_id}-child")
+        self._has_child = True
+        return await child
 
 
 AGAIN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_attempts=3)

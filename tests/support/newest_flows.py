@@ -22,11 +22,12 @@ class Ask:
     on_lost: Literal["cancel", "signal"] = "cancel"
     slow: bool = False
     backend: str = "redis"
+    resource: str = "r"
     writes: bool = False
 
 
 @workflow.defn
-class Newest:
+class NewestHolder:
     """A hold until it is told to go on; its result says how it ended."""
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class Newest:
     @workflow.run
     async def run(self, ask: Ask) -> str:
         """Hold; return what became of that."""
-        pool = rwlock("r").write if ask.writes else semaphore("r", 1, lease=60, backend=ask.backend)
+        pool = rwlock(ask.resource).write if ask.writes else semaphore(ask.resource, 1, lease=60, backend=ask.backend)
         request = pool.hold(key=ask.key, when_full=ask.full, grace=ask.grace, timeout=ask.timeout, on_lost=ask.on_lost)
         try:
             async with request as hold:

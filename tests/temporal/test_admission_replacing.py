@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from limited_flows import Job, Newest, NewestBySlots, NewestTwo, ParentOfNewest, Replaced
 from temporal_tools import Place, tasks_that_failed
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
+from temporalio.client import (
+    Client,
+    Interceptor,
+    OutboundInterceptor,
+    StartWorkflowInput,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowHandle,
+)
 from temporalio.exceptions import CancelledError
+from temporalio.plugin import SimplePlugin
 from temporalio.worker import Replayer
 
 from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
@@ -90,6 +99,7 @@ async def test_the_newest_takes_over(starter: Starter, kind: type[Any]) -> None:
 async def test_the_newest_begins_when_the_oldest_has_ended(starter: Starter, kind: type[Any]) -> None:
     """While that one cleans up, the start waits: there is no second run."""
     older = await starter.start(kind, "slow")
+    await older.execute_update(Replaced.begun)
     starting = asyncio.create_task(starter.start(kind))
     await older.execute_update(Replaced.cancelled)
     assert not starting.done()
@@ -106,6 +116,7 @@ async def test_the_newest_begins_when_the_oldest_has_ended(starter: Starter, kin
 async def test_who_does_not_end_stays(starter: Starter, outside: Redlease) -> None:
     """After the grace the start is refused; the oldest keeps its place, and so does the other."""
     oldest, other = await starter.start(NewestTwo, "never"), await starter.start(NewestTwo)
+    await oldest.execute_update(Replaced.begun)
     with pytest.raises(WorkflowConcurrencyLimitExceeded):
         await starter.start(NewestTwo)
     assert (await outside.semaphore("concurrency:NewestTwo", 2).inspect()).in_use == 2
@@ -126,6 +137,7 @@ async def test_of_several_the_oldest_goes(starter: Starter) -> None:
 async def test_a_start_without_the_plugin(starter: Starter, place: Place, kind: type[Any]) -> None:
     """The run itself takes over, when the older one has ended."""
     older = await starter.start(kind, "slow")
+    await older.execute_update(Replaced.begun)
     newer = await starter.start(kind, client=await place.client(plugins=[]))
     await older.execute_update(Replaced.cancelled)
     await older.signal(Replaced.proceed)
@@ -138,6 +150,7 @@ async def test_a_child(starter: Starter) -> None:
     older = await starter.start(Newest)
     parent = await starter.start(ParentOfNewest)
     await was_cancelled(older)
+    await parent.execute_update(ParentOfNewest.child_started)
     newest = await starter.start(Newest)
     with pytest.raises(WorkflowFailureError):
         await parent.result()
@@ -160,6 +173,65 @@ async def test_many_starts_at_once(starter: Starter, kind: type[Any]) -> None:
         assert before.close_time is not None
         assert before.close_time <= after.start_time
     await finished(next(handle for handle in handles if handle.id == running.id))
+
+
+async def test_of_those_that_wait_the_last_runs(starter: Starter) -> None:
+    """Three starts wait while the oldest cleans up: whichever comes in first, the one that asked last runs in the end.
+
+    Those that asked before it are cancelled, or refused.
+    """
+    oldest = await starter.start(Newest, "slow")
+    await oldest.execute_update(Replaced.begun)
+    waiting = []
+    for _ in range(3):
+        waiting.append(asyncio.create_task(starter.start(Newest)))
+        await oldest.execute_update(Replaced.cancelled)
+        await asyncio.sleep(0.5)  # so that each has asked before the next
+    await oldest.signal(Replaced.proceed)
+    *outcomes, newest = await asyncio.gather(*waiting, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, WorkflowHandle):
+            await was_cancelled(outcome)
+        else:
+            assert isinstance(outcome, WorkflowConcurrencyLimitExceeded)
+    assert isinstance(newest, WorkflowHandle)
+    await finished(newest)
+
+
+class Delay(Interceptor):
+    """Holds a client's starts up just before they are sent, when their places are reserved."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002
+        """Put the delay before what sends them."""
+        delay = self
+
+        class Delayed(OutboundInterceptor):
+            async def start_workflow(self, input: StartWorkflowInput) -> WorkflowHandle[Any, Any]:  # noqa: A002
+                delay.reached.set()
+                await delay.go_on.wait()
+                return await super().start_workflow(input)
+
+        return Delayed(next)
+
+
+@BOTH
+async def test_a_reserved_place_is_not_taken(starter: Starter, place: Place, kind: type[Any]) -> None:
+    """A start that is slow has its place before its workflow exists; another waits for it, and then replaces it."""
+    delay = Delay()
+    slow = await place.client(plugins=[place.plugin(), SimplePlugin("delay", interceptors=[delay])])
+    first = asyncio.create_task(starter.start(kind, client=slow))
+    await delay.reached.wait()
+    second = asyncio.create_task(starter.start(kind))
+    await asyncio.wait([second], timeout=2)
+    assert not second.done()
+    delay.go_on.set()
+    older, newer = await first, await second
+    await was_cancelled(older)
+    await finished(newer)
 
 
 async def test_a_long_workflow_id(starter: Starter, place: Place) -> None:

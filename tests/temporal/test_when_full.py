@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from newest_flows import Ask, Newest
+from newest_flows import Ask, NewestHolder
 from temporal_tools import Place, tasks_that_failed
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture
 async def client(place: Place) -> AsyncIterator[Client]:
     """A client with the plugin, beside a worker."""
-    async with place.serving([Newest], []) as client:
+    async with place.serving([NewestHolder], []) as client:
         yield client
 
 
@@ -51,16 +51,16 @@ class Starter:
         self._place = place
         self._count = 0
 
-    async def start(self, ask: Ask) -> WorkflowHandle[Newest, str]:
+    async def start(self, ask: Ask) -> WorkflowHandle[NewestHolder, str]:
         """Start one."""
         self._count += 1
         identity = f"{self._place.prefix}-{self._count}"
-        return await self._client.start_workflow(Newest.run, ask, id=identity, task_queue=self._place.task_queue)
+        return await self._client.start_workflow(NewestHolder.run, ask, id=identity, task_queue=self._place.task_queue)
 
-    async def holding(self, ask: Ask) -> WorkflowHandle[Newest, str]:
+    async def holding(self, ask: Ask) -> WorkflowHandle[NewestHolder, str]:
         """Start one, and return when it holds."""
         handle = await self.start(ask)
-        await handle.execute_update(Newest.until_held)
+        await handle.execute_update(NewestHolder.until_held)
         return handle
 
 
@@ -70,7 +70,7 @@ def starter(client: Client, place: Place) -> Starter:
     return Starter(client, place)
 
 
-async def waits_alone(pool: Semaphore, handle: WorkflowHandle[Newest, str]) -> None:
+async def waits_alone(pool: Semaphore, handle: WorkflowHandle[NewestHolder, str]) -> None:
     """Wait until this workflow is the only one that waits."""
 
     async def alone() -> bool:
@@ -79,24 +79,26 @@ async def waits_alone(pool: Semaphore, handle: WorkflowHandle[Newest, str]) -> N
     await eventually(alone, SOON)
 
 
-async def replays(*handles: WorkflowHandle[Newest, str]) -> None:
+async def replays(*handles: WorkflowHandle[NewestHolder, str]) -> None:
     """Replay each history, of which no task has failed."""
-    replayer = Replayer(workflows=[Newest], plugins=[RedleasePlugin()])
+    replayer = Replayer(workflows=[NewestHolder], plugins=[RedleasePlugin()])
     for handle in handles:
         assert await tasks_that_failed(handle) == []
         await replayer.replay_workflow(await handle.fetch_history())
 
 
 @pytest.mark.parametrize("backend", ["redis", "slots", "coordinator"])
-async def test_a_request_that_does_not_wait(starter: Starter, backend: str) -> None:
+async def test_a_request_that_does_not_wait(starter: Starter, place: Place, backend: str) -> None:
     """It gets QueueFull at once while another holds, and the permit as soon as none does."""
-    ask = Ask("refuse", backend=backend)
+    name = f"{place.prefix}-{backend}"  # slots and coordinators have no prefix: other tests on this server use "r"
+    ask = Ask("refuse", backend=backend, resource=name)
     holder = await starter.holding(ask)
-    assert (await (await starter.start(ask)).result()).startswith("QueueFull: resource 'r': no permit without waiting")
-    await holder.signal(Newest.proceed)
+    refused = await (await starter.start(ask)).result()
+    assert refused.startswith(f"QueueFull: resource {name!r}: no permit without waiting")
+    await holder.signal(NewestHolder.proceed)
     assert await holder.result() == "done"
     again = await starter.holding(ask)
-    await again.signal(Newest.proceed)
+    await again.signal(NewestHolder.proceed)
     assert await again.result() == "done"
     await replays(holder, again)
 
@@ -115,8 +117,8 @@ async def test_the_newest_waits(starter: Starter, pool: Semaphore) -> None:
     assert await pool.check(permit)
     await pool.release(permit)
     await pool.release(await other)
-    await second.execute_update(Newest.until_held)
-    await second.signal(Newest.proceed)
+    await second.execute_update(NewestHolder.until_held)
+    await second.signal(NewestHolder.proceed)
     assert await second.result() == "done"
     await replays(first, second)
 
@@ -137,17 +139,17 @@ async def test_the_newest_takes_over(starter: Starter, pool: Semaphore) -> None:
     """The older body is cancelled, and told by whom; the newer begins when it is left, long before the grace ends."""
     older = await starter.holding(Ask("replace-holder", slow=True))
     newer = await starter.start(Ask("replace-holder"))
-    await older.execute_update(Newest.until_leaving)
-    lost = await older.execute_update(Newest.until_held)
+    await older.execute_update(NewestHolder.until_leaving)
+    lost = await older.execute_update(NewestHolder.until_held)
     assert not await pool.check(lost)
     await waits_alone(pool, newer)
-    await older.signal(Newest.proceed)
-    permit = await newer.execute_update(Newest.until_held)
+    await older.signal(NewestHolder.proceed)
+    permit = await newer.execute_update(NewestHolder.until_held)
     assert permit.fence > lost.fence
     told = await older.result()
     assert told.startswith("LeaseLost")
     assert f"the newer request {permit.ticket!r} replaced it" in told
-    await newer.signal(Newest.proceed)
+    await newer.signal(NewestHolder.proceed)
     assert await newer.result() == "done"
     await replays(older, newer)
 
@@ -155,13 +157,13 @@ async def test_the_newest_takes_over(starter: Starter, pool: Semaphore) -> None:
 async def test_a_body_that_goes_on_delays_the_newest_for_its_grace(starter: Starter, pool: Semaphore) -> None:
     """It begins then, with a greater fence, though the older one's lease would last for a minute."""
     older = await starter.holding(Ask(on_lost="signal"))
-    before = await older.execute_update(Newest.until_held)
+    before = await older.execute_update(NewestHolder.until_held)
     newer = await starter.start(Ask("replace-holder", grace=1.5))
-    after = await asyncio.wait_for(newer.execute_update(Newest.until_held), 30)
+    after = await asyncio.wait_for(newer.execute_update(NewestHolder.until_held), 30)
     assert after.fence > before.fence
     assert await pool.check(after)
     for handle in (older, newer):
-        await handle.signal(Newest.proceed)
+        await handle.signal(NewestHolder.proceed)
         assert await handle.result() == "done"
     await replays(older, newer)
 
@@ -170,10 +172,10 @@ async def test_a_run_that_is_terminated_makes_room(starter: Starter, pool: Semap
     """A replaced run that is terminated before its body has ended leaves what it had for the grace, and no longer."""
     older = await starter.holding(Ask(slow=True))
     newer = await starter.start(Ask("replace-holder", grace=3))
-    await older.execute_update(Newest.until_leaving)
+    await older.execute_update(NewestHolder.until_leaving)
     await older.terminate()
-    assert await pool.check(await asyncio.wait_for(newer.execute_update(Newest.until_held), 30))
-    await newer.signal(Newest.proceed)
+    assert await pool.check(await asyncio.wait_for(newer.execute_update(NewestHolder.until_held), 30))
+    await newer.signal(NewestHolder.proceed)
     assert await newer.result() == "done"
 
 
@@ -191,7 +193,7 @@ async def test_services_and_workflows_take_over_from_each_other(starter: Starter
     flow = await starter.start(Ask("replace-holder"))
     with pytest.raises(LeaseLost, match="the newer request"):
         await service
-    await flow.execute_update(Newest.until_held)
+    await flow.execute_update(NewestHolder.until_held)
     async with pool.hold(when_full="replace-holder", grace=120, timeout=30) as hold:
         assert (await flow.result()).startswith("LeaseLost")
         hold.check()
@@ -212,8 +214,8 @@ async def test_a_request_outlives_the_worker_that_queued_it(
     await first.ended()
     await worker_process("newest_flows", worker=wide)
     await pool.release(permit)
-    assert (await newest.execute_update(Newest.until_held)).key == "a"
-    await newest.signal(Newest.proceed)
+    assert (await newest.execute_update(NewestHolder.until_held)).key == "a"
+    await newest.signal(NewestHolder.proceed)
     assert await newest.result() == "done"
 
 

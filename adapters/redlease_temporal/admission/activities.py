@@ -70,22 +70,22 @@ class AdmissionActivities:
     @activity.defn(name=REPLACING[RESERVE])
     async def reserve_replacing(self, entry: Entry) -> bool:
         """Takes a place for a child workflow, of the oldest workflow if none is free."""
-        return await told(self._replacing(entry, functools.partial(self._reserve, entry, limit_s=PATIENCE_S)))
+        return await told(self._replacing(entry, functools.partial(self._reserve, limit_s=PATIENCE_S)))
 
     @activity.defn(name=REPLACING[ADMIT])
     async def admit_replacing(self, entry: Entry) -> bool:
         """Takes the place of this run, of the oldest workflow if none is free."""
-        return await told(self._replacing(entry, functools.partial(self._admit, entry, limit_s=PATIENCE_S)))
+        return await told(self._replacing(entry, functools.partial(self._admit, limit_s=PATIENCE_S)))
 
     # Implementation
 
-    async def _replacing(self, entry: Entry, take: Callable[[], Awaitable[bool]]) -> bool:
+    async def _replacing(self, entry: Entry, take: Callable[[Entry], Awaitable[bool]]) -> bool:
         """Takes a place, by replacing others if need be; returns whether there was one."""
         slots = self._slots()
         places: Places = slots if entry.backend == "slots" else places_of(self._relay())
 
-        async def taken() -> bool:
-            if not await take():
+        async def taken(entry: Entry) -> bool:
+            if not await take(entry):
                 raise entry.refusal()
             return True
 

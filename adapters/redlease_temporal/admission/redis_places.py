@@ -24,6 +24,7 @@ from .rule import Entry
 PROVISIONAL_MS = 30_000  # how long a reserved place is kept if nothing confirms the start
 KEPT_MS = 24 * 3600 * 1000  # how long a run's place outlives the last relay
 PLACES_MORE = 100  # how many places over the limit, from before it was lowered, a start knows of
+ASKED = "asked_at_ms"  # of a place for which its start had to wait: when it asked, by the clock of Redis
 WORKFLOW_ID = "workflow_id"  # of a place whose ticket, which usually contains it, would be too long
 MISSED_MS = 4500  # how soon another relay continues a dead one's work: the relay's lease is a third
 
@@ -59,6 +60,8 @@ class Admission:
         metadata = {"workflow_type": entry.workflow_type}
         if len(ticket.encode()) > limits.TICKET_BYTES_MAX:
             ticket, metadata = digest(ticket), {**metadata, WORKFLOW_ID: entry.workflow_id}
+        if entry.asked:
+            metadata[ASKED] = f"{entry.asked:.0f}"
         owner = limits.shortened(entry.workflow_id, limits.OWNER_BYTES_MAX)
         return TicketRecord(
             Terms(entry.resource, entry.limit, MISSED_MS),
@@ -131,23 +134,32 @@ class Admission:
                     await self._registry.claim(record)
                 return record
 
-    async def taken(self, entry: Entry) -> list[Taken]:
-        """The places that other workflows have, in the order in which they were taken."""
+    async def taken(self, entry: Entry) -> tuple[list[Taken], float]:
+        """The places that other workflows have, and the time, in ms."""
         own, namespace = self.record_of(entry), f"{self._namespace}/"
         resource = self._resource(own)
         snapshot = await self._tickets.inspect(resource, declared=entry.limit, limit=entry.limit + PLACES_MORE)
-        places = (
-            Taken(each.metadata.get(WORKFLOW_ID) or each.ticket.removeprefix(namespace), each.ticket, each.fence)
+        places = [
+            Taken(
+                each.metadata.get(WORKFLOW_ID) or each.ticket.removeprefix(namespace),
+                each.ticket,
+                float(each.metadata.get(ASKED, each.granted_at_ms)),
+                each.fence,
+                is_reserved=each.expires_at_ms <= snapshot.server_time_ms + PROVISIONAL_MS,
+            )
             for each in snapshot.holders
             if each.ticket != own.ticket
-        )
-        return sorted(places, key=lambda each: each.order)
+        ]
+        return places, float(snapshot.server_time_ms)
 
-    async def free_if_over(self, entry: Entry, taken: Taken) -> None:
-        """Frees a place whose workflow has closed, should its relay not have done so yet."""
-        if (await self._monitor.look((taken.workflow_id, ""))).fate is RunStatus.CLOSED:
-            resource = self._tickets.resource(entry.resource)
-            await self._tickets.free(resource, taken.place, int(taken.order), idle_ttl_ms=self._idle_ttl_ms)
+    async def free_if_over(self, entry: Entry, taken: Taken) -> bool:
+        """Frees a place whose workflow has closed, should its relay not have done so yet; returns whether it has."""
+        # A reserved place belongs to a workflow that is about to start, whether or not an earlier one of its ID closed.
+        if taken.is_reserved or (await self._monitor.look((taken.workflow_id, ""))).fate is not RunStatus.CLOSED:
+            return False
+        resource = self._tickets.resource(entry.resource)
+        await self._tickets.free(resource, taken.place, taken.fence, idle_ttl_ms=self._idle_ttl_ms)
+        return True
 
     async def take_again(self, record: TicketRecord) -> int:
         """Takes a place for a run that has lost its own; returns the fence, 0 if no place is free."""

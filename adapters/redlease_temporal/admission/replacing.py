@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
@@ -18,45 +19,56 @@ PAUSE_S = 0.2  # a place is reserved for a workflow that has yet to start: when 
 
 
 class Taken(NamedTuple):
-    """A place that a workflow has. `order`: a place that was taken later has a greater one."""
+    """A place that a workflow has.
+
+    Attributes:
+        asked: When its start first asked for a place, by the clock of whoever keeps the places.
+        fence: Of the place, if it has one.
+        is_reserved: Whether the place is kept for a workflow that has perhaps yet to start.
+    """
 
     workflow_id: str
     place: str
-    order: float
+    asked: float
+    fence: int = 0
+    is_reserved: bool = False
 
 
 class Places(Protocol):
     """What keeps the places of a limit."""
 
-    async def taken(self, entry: Entry) -> list[Taken]:
-        """The places that other workflows have, in the order in which they were taken."""
+    async def taken(self, entry: Entry) -> tuple[list[Taken], float]:
+        """The places that other workflows have, in any order; and the time now."""
 
-    async def free_if_over(self, entry: Entry, taken: Taken) -> None:
-        """Frees a place whose workflow has closed, should nobody else have done so yet."""
+    async def free_if_over(self, entry: Entry, taken: Taken) -> bool:
+        """Frees a place whose workflow has closed, should nobody else have done so yet; returns whether it has."""
 
 
-async def replacing(temporal: Client, places: Places, entry: Entry, take: Callable[[], Awaitable[T]]) -> T:
+async def replacing(temporal: Client, places: Places, entry: Entry, take: Callable[[Entry], Awaitable[T]]) -> T:
     """Takes a place; if none is free, cancels the oldest of the workflows that have one, and waits until it is closed.
 
-    Of several starts at one time each replaces only workflows that had their places before it began, so that no two
-    cancel each other in turns.
+    Of several starts at one time each replaces only workflows whose starts asked before it did, so that the one that
+    asked last runs in the end, and no two cancel each other in turns.
 
     Raises:
         WorkflowConcurrencyLimitExceeded: None was free within the entry's grace, or newer workflows have them all.
     """
     until = asyncio.get_running_loop().time() + entry.grace_ms / 1000
-    newest: float | None = None
     while True:
         try:
-            return await take()
+            return await take(entry)
         except WorkflowConcurrencyLimitExceeded:
-            taken = await places.taken(entry)
-            if newest is None:
-                newest = max((each.order for each in taken), default=0)
-            older = [each for each in taken if each.order <= newest]
+            taken, now = await places.taken(entry)
+            entry = replace(entry, asked=entry.asked or now)
+            older = sorted((each for each in taken if each.asked <= entry.asked), key=lambda each: each.asked)
             left_s = until - asyncio.get_running_loop().time()
-            if (taken and not older) or left_s <= 0:
+            if left_s <= 0:
                 raise
+            if taken and not older:
+                # A run that was cancelled while it began may have taken a place after it closed.
+                if not any([await places.free_if_over(entry, each) for each in taken]):
+                    raise
+                continue
             # More than one where the limit was greater before.
             await _make_room(temporal, places, entry, older[: max(0, len(taken) - entry.limit + 1)], left_s)
 

@@ -70,6 +70,7 @@ class Entry:
     Attributes:
         chain: The first run of its chain, empty before that has started.
         replaces: Whether the oldest workflow is cancelled if no place is free, and has `grace_ms` to end.
+        asked: When its start asked for a place, if it had to wait for one; 0 if it did not.
     """
 
     workflow_type: str
@@ -80,6 +81,7 @@ class Entry:
     backend: Backend = "redis"
     replaces: bool = False
     grace_ms: int = 0
+    asked: float = 0
 
     @property
     def resource(self) -> str:

@@ -96,20 +96,23 @@ class SlotAdmission:
             return ""
         raise ApplicationError("nothing has changed", type="Unchanged", category=ApplicationErrorCategory.BENIGN)
 
-    async def taken(self, entry: Entry) -> list[Taken]:
-        """The places that other workflows have, in the order in which they were taken."""
+    async def taken(self, entry: Entry) -> tuple[list[Taken], float]:
+        """The places that other workflows have, and when the last of them was taken, in s.
+
+        Temporal does not say what time it is. So starts that wait for one place stand in no order: any one may get it.
+        """
         found = []
         for place_id in _places(entry):
             place = await self._open(place_id)
             owner = "" if place is None else await place.memo("workflow_id", str, "")
             if place is not None and owner and owner != entry.workflow_id:
                 found.append(Taken(owner, place_id, place.started.timestamp()))
-        return sorted(found, key=lambda each: each.order)
+        return found, max((each.asked for each in found), default=0)
 
-    async def free_if_over(self, entry: Entry, taken: Taken) -> None:
-        """Frees a place whose workflow has closed, should nobody else have done so yet."""
+    async def free_if_over(self, entry: Entry, taken: Taken) -> bool:
+        """Frees a place whose workflow has closed, should nobody else have done so yet; returns whether it has."""
         del entry
-        await self._end_if_over(taken.place)
+        return await self._end_if_over(taken.place)
 
     # Implementation
 
@@ -139,14 +142,14 @@ class SlotAdmission:
             return None
         return Reserved(place_id, handle.first_execution_run_id or "")
 
-    async def _end_if_over(self, place_id: str) -> None:
-        """Ends a place whose workflow has closed, but not one whose workflow has yet to start."""
+    async def _end_if_over(self, place_id: str) -> bool:
+        """Ends a place whose workflow has closed, but none whose workflow is to start; returns whether it has."""
         place = await self._open(place_id)
         if place is None:
-            return
+            return False
         owner = await self._described(await place.memo("workflow_id", str, ""))
         if owner is None:
-            return
+            return False
         if owner.is_open:
             first = owner.info.first_run_id or UNTOLD
             same_type = owner.info.type.name == await place.memo("workflow_type", str, "")
@@ -156,6 +159,7 @@ class SlotAdmission:
             over = owner.closed is not None and owner.closed >= place.started
         if over:
             await self._end(place_id, place.run_id)
+        return over
 
     async def _owner_of(self, place_id: str, chain: str = "") -> str | None:
         """The owner of a place; None if it is free, or if runs of another chain than the given one have it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -68,8 +67,10 @@ class StartGate:
             chain = run_id
 
         async with self._places(rule) as admission:
-            reserve = functools.partial(admission.reserve, entry)
-            reserved = await (replacing(self._temporal, admission, entry, reserve) if entry.replaces else reserve())
+            if entry.replaces:
+                reserved = await replacing(self._temporal, admission, entry, admission.reserve)
+            else:
+                reserved = await admission.reserve(entry)
             if reserved is None:
                 yield started
                 return

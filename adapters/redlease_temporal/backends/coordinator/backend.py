@@ -27,7 +27,9 @@ from redlease_temporal.workflow_side.run import Run, current, shown_as
 
 T = TypeVar("T")
 
-ANSWERS_IN = timedelta(seconds=10)  # how long a coordinator may take to answer a request that does not queue
+# How long a coordinator may take to answer a request that does not queue. A worker that ends may take a workflow task
+# with it, and the server hands that out again after 10 s.
+ANSWERS_IN = timedelta(seconds=30)
 STALE = "Stale"  # refusal: an earlier run, or execution of this task, withdrew the request
 BUSY = "Busy"  # refusal: the request would have to wait
 TRIES_MAX = 10
