@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -218,7 +218,7 @@ class ManyKeys(Books):
     @invariant()
     def nothing_is_idle(self) -> None:
         """If any key may have another permit, then one of these does not fit: its turn is next."""
-        free, firsts = CAPACITY - self.books.held, {}
+        free, firsts = CAPACITY - self.books.held, dict[str, Request]()
         for place in self.books.queue:
             firsts.setdefault(place.request.key, place.request)
         able = [asked for asked in firsts.values() if self._may_have(asked)]
@@ -262,7 +262,7 @@ def test_keys_that_always_wait_get_their_shares(shares: list[float], capacity: i
 
     def ask(key: int) -> None:
         ticket = f"{key}-{next(numbers)}"
-        more = {"key": f"k{key}", "share": shares[key], "weight": chance.randint(1, 2)}
+        more: dict[str, Any] = {"key": f"k{key}", "share": shares[key], "weight": chance.randint(1, 2)}
         books.request(request(ticket, capacity=capacity, **more), us(0))
 
     books.request(request("first", capacity=capacity, weight=capacity), us(0))

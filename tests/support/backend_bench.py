@@ -102,10 +102,10 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def without_redis(server: TemporalServer, task_queue: str, prefix: str) -> AsyncIterator[Client]:
-    """Run a worker for all workflows, whose plugin has no Redis; yields its client."""
+async def without_redis(server: TemporalServer, task_queue: str, prefix: str, *more: type) -> AsyncIterator[Client]:
+    """Run a worker for all workflows here and `more`, whose plugin has no Redis; yields its client."""
     client = await Client.connect(server.address, plugins=[RedleasePlugin(prefix=prefix)])
-    async with Worker(client, task_queue=task_queue, workflows=[*WORKFLOWS, Twice], activities=[guarded]):
+    async with Worker(client, task_queue=task_queue, workflows=[*WORKFLOWS, Twice, *more], activities=[guarded]):
         yield client
 
 
