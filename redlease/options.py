@@ -63,6 +63,7 @@ def changed_terms(
     capacity: int | None = None,
     waiter_lease: Duration | None = None,
     max_waiters: int | None = None,
+    max_waiters_per_key: int | None = None,
     idle_ttl: Duration | None = None,
     lock_delay: Duration | None = None,
     history: int | None = None,
@@ -75,6 +76,7 @@ def changed_terms(
     counts = {
         "capacity": (capacity, 1, limits.CAPACITY_MAX),
         "max_waiters": (max_waiters, 0, limits.CAPACITY_MAX),
+        "max_waiters_per_key": (max_waiters_per_key, 0, limits.CAPACITY_MAX),
         "history": (history, 0, limits.HISTORY_MAX),
         "per_key": (per_key, 0, limits.CAPACITY_MAX),
     }
@@ -93,11 +95,8 @@ def changed_terms(
         changes["idle_ttl_ms"] = limits.milliseconds("idle_ttl", idle_ttl, 1)
     if lock_delay is not None:
         changes["lock_delay_ms"] = limits.checked_lock_delay(lock_delay, changes.get("idle_ttl_ms", terms.idle_ttl_ms))
-    changes |= {
-        parameter: _packed(parameter, given)
-        for parameter, given in (("rate", rate), ("per_key_rate", per_key_rate))
-        if given is not None
-    }
+    rates = {"rate": rate, "per_key_rate": per_key_rate}
+    changes |= {parameter: _packed(parameter, given) for parameter, given in rates.items() if given is not None}
     if durability is not None:
         if not isinstance(durability, Durability):
             raise ValueError(f"durability must be a Durability, not {durability!r}")
@@ -163,7 +162,7 @@ class AcquireOptions(NamedTuple):
         if full.refuses:
             timeout_ms = 0  # the server grants or refuses at once
         elif full.replaces:  # of those that it takes the place of there may be as many as may wait
-            terms = terms._replace(max_waiters=None)
+            terms = terms._replace(max_waiters=None, max_waiters_per_key=None)
         changed = AcquireOptions(ticket, weight * self.weight, terms, metadata, timeout_ms, b"", priority, turn, full)
         return changed.packed_for(terms.owner)
 

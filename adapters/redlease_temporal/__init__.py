@@ -117,6 +117,7 @@ def semaphore(
     per_key: int | None = None,
     rate: Rate | Literal[0] | None = None,
     per_key_rate: Rate | Literal[0] | None = None,
+    max_waiters_per_key: int | None = None,
     backend: str = "redis",
     endpoint: str | None = None,
 ) -> Semaphore:
@@ -131,6 +132,7 @@ def semaphore(
             hold up others. None leaves the setting of the resource as it is, here and in the next two.
         rate: How many grants there may be in a time, as a `Rate`; 0 for no such limit.
         per_key_rate: The same for the requests of one key.
+        max_waiters_per_key: `QueueFull` is raised at once when so many requests with its `key` wait.
         backend: What keeps it: "redis", or without Redis "slots" or "coordinator", which know no rates; slots know no
             keys either. Semaphores of different backends do not exclude each other.
         endpoint: The Nexus endpoint of a lock service, perhaps in another namespace, whose semaphore it is; `backend`
@@ -140,9 +142,10 @@ def semaphore(
         ValueError: A parameter is wrong. It is an `ApplicationError` too, and fails the run.
     """
     rates = {"rate": rate, "per_key_rate": per_key_rate}
-    terms = misuse(Terms.checked, name, capacity, lease, max_waiters, per_key=per_key, **rates)
+    of_keys = {"per_key": per_key, "max_waiters_per_key": max_waiters_per_key}
+    terms = misuse(Terms.checked, name, capacity, lease, max_waiters, **of_keys, **rates)
     kept_by = _backend(backend, terms, endpoint)
-    if per_key is not None and not kept_by.has_turns:
+    if any(each is not None for each in of_keys.values()) and not kept_by.has_turns:
         raise without_turns(name, kept_by.name)
     if any(each is not None for each in rates.values()) and not kept_by.has_rates:
         raise without_rates(name, kept_by.name)

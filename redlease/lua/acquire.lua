@@ -7,10 +7,10 @@
 --       priority it queues ten places ahead of the tail; the delay, how many entries of history to keep, and how many units one
 --       key may have (0: any number) become those of the resource unless empty, as do the rate, "interval_us:burst" or 0 for none, and
 --       after it the rate of each key; key: left out if it has none, see parts/turns.lua;
---       waiter_lease_ms 0: never queue; max_waiters -1: no limit)
+--       waiter_lease_ms 0: never queue; max_waiters: how many may wait, -1 for any number, and after it how many of the key)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
---        {tag, BUSY, more} {tag, FULL, waiting, next} {tag, MISFIT, capacity} {tag, OTHER_WEIGHT, weight} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
+--        {tag, BUSY, more} {tag, FULL, waiting, next[, of_key]} {tag, MISFIT, capacity} {tag, OTHER_WEIGHT, weight} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
 -- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 100 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease, idle, label = tonumber(ARGV[7]), tonumber(ARGV[11]), ARGV[12]
@@ -142,6 +142,9 @@ end
 --#include share
 local waiter_lease, most, arrival = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[5])
 local deadline = now + waiter_lease
+local most_of_key
+if not most then most, most_of_key = string.match(ARGV[10], '^(%S+) (%d+)$') end
+most, most_of_key = tonumber(most), tonumber(most_of_key)
 local claim = request -- followed by the requests that share its ticket
 
 -- The last reads before the first write: after them a key of a wrong type can no longer stop the script.
@@ -271,33 +274,8 @@ elseif before == 0 and used + weight <= capacity and (turn or not key) then
   if ahead > 0 then set('s', format('%d', sequence + 1)) end -- it passes those who wait, and counts as an arrival
   if turn then turns.virtual = math.max(turns.virtual, turn) end
   return grant()
-elseif waiter_lease > 0 and arrival <= 0 and most >= 0 and ahead >= most then
-  -- Only live waiters count. The queue may contain dead ones behind its head if a place has lapsed since the last full
-  -- check; one call checks a part of the queue.
-  local at, looked = math.abs(arrival), tonumber(call('HGET', state, 'l') or 0)
-  if call('ZCOUNT', waiters, format('(%d', looked), now) > 0 then
-    for _, entry in ipairs(call('ZRANGE', queue, at, at + 10 * BATCH - 1)) do
-      local other = ticket_of(entry)
-      local _, _, _, _, its_place, its_request = parse(call('HGET', state, 't' .. other) or '')
-      if its_place and lasts(its_place, its_request) then
-        at = at + 1
-      else
-        remove_waiter(other)
-        if at < before then before = before - 1 end
-        ahead, more = call('ZCARD', queue), 1 -- with it may have gone others of its key
-        if ahead < most then break end
-      end
-    end
-    if turns.store then
-      turns.store()
-      wait = soonest() -- another waiter of a key may be the first
-    end
-    if arrival == 0 and at >= ahead then call('HSET', state, 'l', format('%d', now)) end
-  else
-    at = ahead
-  end
-  tell_first()
-  if ahead >= most then return {tag, FULL, ahead, at < ahead and at or 0} end
+elseif waiter_lease > 0 and arrival <= 0 and (most_of_key or (most >= 0 and ahead >= most)) then
+--#include room
 end
 if waiter_lease == 0 then return {tag, BUSY, more} end
 

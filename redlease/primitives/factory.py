@@ -88,6 +88,7 @@ class PrimitiveFactory:
         waiter_lease: Duration | None = None,
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
+        max_waiters_per_key: int | None = None,
         lock_delay: Duration | None = None,
         history: int | None = None,
         per_key: int | None = None,
@@ -105,13 +106,13 @@ class PrimitiveFactory:
             waiter_lease: See the class.
             idle_ttl: See the class.
             max_waiters: An acquire raises `QueueFull` at once if so many requests wait already.
+            max_waiters_per_key: It does so if so many requests with its `key` wait, so that no key fills the queue.
             lock_delay: Seconds for which the units of a holder whose lease ended without a release stay in use, so that
                 what it sent late arrives before the next holder begins. It is a setting of the resource, which the next
                 acquire stores; None leaves it as it is, at first 0. At most `idle_ttl`.
             history: See the class.
-            per_key: Units that requests with one `key` may hold at once; 0 for no such limit. A key at its limit does
-                not hold up others. It is a setting of the resource, as `lock_delay` is. Requests without a key have
-                none.
+            per_key: Units that requests with one `key` may hold at once; 0 for no such limit, as for requests without
+                a key. A key at its limit does not hold up others. It is a setting of the resource, as `lock_delay` is.
             rate: How many grants there may be in a time, besides the units: `Rate(100, per=60, burst=20)`; 0 for any
                 number. It is a setting of the resource too.
             per_key_rate: The same for the requests of one key. A key without a token does not hold up others.
@@ -124,7 +125,7 @@ class PrimitiveFactory:
         limits.checked_count("capacity", capacity)
         usual = self._wish(
             *(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, history, durability, per_key),
-            *(rate, per_key_rate),
+            *(rate, per_key_rate, max_waiters_per_key),
         )
         return Semaphore(self.tickets, self._resource(name), usual)
 
@@ -305,6 +306,7 @@ class PrimitiveFactory:
         per_key: int | None = None,
         rate: Rate | Literal[0] | None = None,
         per_key_rate: Rate | Literal[0] | None = None,
+        max_waiters_per_key: int | None = None,
     ) -> AcquireOptions:
         terms = options.changed_terms(
             self._terms,
@@ -320,6 +322,7 @@ class PrimitiveFactory:
             durability=durability,
             rate=rate,
             per_key_rate=per_key_rate,
+            max_waiters_per_key=max_waiters_per_key,
         )
         return AcquireOptions.usual(terms)
 

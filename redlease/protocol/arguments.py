@@ -23,6 +23,7 @@ class Terms(NamedTuple):
     per_key: int | None = None
     rate: str | None = None
     per_key_rate: str | None = None
+    max_waiters_per_key: int | None = None
     replicas: int = 0
     replicas_ms: int = 0
 
@@ -97,7 +98,9 @@ def pack_terms(
 ) -> bytes:
     """Packs the arguments that many acquires share; `queue`: the request may wait for its grant."""
     waiter_lease_ms = terms.waiter_lease_ms if queue else 0
-    most = -1 if terms.max_waiters is None else terms.max_waiters
+    most: int | str = -1 if terms.max_waiters is None else terms.max_waiters
+    if turn.key and terms.max_waiters_per_key is not None:
+        most = f"{most} {terms.max_waiters_per_key}"
     asked: int | str = weight
     given = (terms.lock_delay_ms, terms.history, terms.per_key)
     settings = ["" if setting is None else str(setting) for setting in given]

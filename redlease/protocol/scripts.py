@@ -37,6 +37,7 @@ PARTS = {
     "queue": ("grants", "queue", "turns"),
     "share": ("share",),
     "limits": ("limits",),
+    "room": ("room",),
 }
 
 

@@ -113,9 +113,10 @@ class PendingAcquire:
         elif status == Status.LAPSED:
             self.session.lapsed(self.ask.resource, asked_from)
             self._again(0)
-        elif status in (Status.BUSY, Status.FULL) and values[-1]:
-            if status == Status.FULL:  # where to continue the search for dead waiters
-                self.ask = self.ask._replace(arrival=-values[-1])
+        elif status == Status.FULL and values[1]:
+            self.ask = self.ask._replace(arrival=-values[1])  # where to continue the search for dead waiters
+            self._again(0)
+        elif status == Status.BUSY and values[0]:
             self._again(0)  # the call stopped at its batch limit, with entries left to check
         elif status == Status.BUSY:
             self.future.set_result(None)

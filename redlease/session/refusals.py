@@ -11,9 +11,12 @@ def refused(ask: AcquireRequest, status: int, values: list[int]) -> Exception:
     """Returns the error for a request that the server refused."""
     name, ticket = ask.resource.name, ask.ticket
     if status == Status.FULL:
+        who, limit, most = "requests", "max_waiters", ask.terms.max_waiters
+        if values[2:]:
+            who, limit, most = f"requests of key {ask.key!r}", "max_waiters_per_key", ask.terms.max_waiters_per_key
         message = (
-            f"resource {name!r}: {values[0]} requests wait already and max_waiters is {ask.terms.max_waiters}; "
-            "this one was not queued. Try again later"
+            f"resource {name!r}: {values[0]} {who} wait already and {limit} is {most}; this one was not queued. "
+            "Try again later"
         )
         return QueueFull(message, resource=name, ticket=ticket)
     if status == Status.MISFIT:

@@ -192,6 +192,7 @@ class Redlease:
         waiter_lease: Duration | None = None,
         idle_ttl: Duration | None = None,
         max_waiters: int | None = None,
+        max_waiters_per_key: int | None = None,
         lock_delay: Duration | None = None,
         history: int | None = None,
         per_key: int | None = None,
@@ -203,6 +204,7 @@ class Redlease:
         settings: Any = {"lease": lease, "owner": owner, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
         settings |= {"max_waiters": max_waiters, "lock_delay": lock_delay, "history": history, "durability": durability}
         settings |= {"per_key": per_key, "rate": rate, "per_key_rate": per_key_rate}
+        settings |= {"max_waiters_per_key": max_waiters_per_key}
         return Semaphore(self._client, lambda client: client.semaphore(name, capacity, **settings))
 
     def rwlock(

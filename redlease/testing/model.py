@@ -63,7 +63,7 @@ class Model(ResourceState):
         lease: int,
         capacity: int,
         waiter_lease: int,
-        most: int,
+        most: int | str,
         idle: int,
         key: str = "",
     ) -> Reply:
@@ -195,7 +195,7 @@ class Model(ResourceState):
         before = self.waiters().index(queued)
         return [Status.QUEUED, queued.arrival, before, self.told(queued, self.soonest()), 0]
 
-    def enter(self, entry: Entry, place: str, waiter_lease: int, most: int, priority: int) -> Reply:
+    def enter(self, entry: Entry, place: str, waiter_lease: int, most: int | str, priority: int) -> Reply:
         """Grant a new request if nobody is ahead of it and it fits, or queue it."""
         returns = entry.arrival > 0
         sequence = entry.arrival or self.sequence + 1
@@ -207,10 +207,8 @@ class Model(ResourceState):
             self.turns.virtual = max(self.turns.virtual, tag)
             return self.granted(entry)
         waiting = len(self.queue)
-        if waiter_lease and not returns and 0 <= most <= waiting:
-            self.make_room(most)
-            if len(self.queue) >= most:
-                return [Status.FULL, len(self.queue), 0]
+        if waiter_lease and not returns and (full := self.refusal_of_full(entry.key, most)):
+            return full
         if not waiter_lease:
             return [Status.BUSY, 0]
         more = int(len(self.queue) < waiting)
@@ -226,13 +224,24 @@ class Model(ResourceState):
         """Return how many stand before a new waiter."""
         return sum(queued.arrival < entry.arrival for queued in self.queue.values())
 
-    def make_room(self, most: int) -> None:
-        """Remove dead waiters of a full queue until one more may wait."""
-        for queued in self.waiters():
-            if len(self.queue) < most:
+    def refusal_of_full(self, key: str, most: int | str) -> Reply:
+        """Return the reply to a request that finds as many waiters as there may be, of its key or in all."""
+        in_all, *of_key = map(int, str(most).split())
+        if of_key and (waiting := self.make_room(of_key[0], key)) >= of_key[0]:
+            return [Status.FULL, waiting, 0, 1]
+        if in_all >= 0 and (waiting := self.make_room(in_all)) >= in_all:
+            return [Status.FULL, waiting, 0]
+        return []
+
+    def make_room(self, most: int, key: str | None = None) -> int:
+        """Remove dead waiters, those of a key or any, until one more may wait; return how many wait then."""
+        waiting = [queued for queued in self.waiters() if key in {None, queued.key}]
+        for queued in waiting:
+            if sum(other.ticket in self.queue for other in waiting) < most:
                 break
             if not self.is_live(queued) and queued.ticket in self.queue:
                 self.remove(queued)
+        return sum(queued.ticket in self.queue for queued in waiting)
 
     def granted(self, held: Entry) -> Reply:
         """Return the reply to who has a permit."""

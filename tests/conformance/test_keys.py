@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redlease import AcquireTimeout
+from redlease import AcquireTimeout, QueueFull, Superseded
 
 from helpers import cancel, queue_up, until_waiting
 
@@ -111,6 +111,68 @@ async def test_a_limit_for_each_key(client: Redlease) -> None:
     assert (await waiting[0]).key == "a"
     assert not waiting[1].done()
     await cancel(*waiting)
+
+
+async def test_a_key_that_fills_the_queue_with_its_own(client: Redlease) -> None:
+    """With max_waiters_per_key of a key its next request is refused; others queue, and who leaves makes place."""
+    lock = client.lock("r")
+    pool = client.semaphore("r", 1, max_waiters=6, max_waiters_per_key=2)
+    taken = await lock.acquire()
+    waiting = await queue_keys(pool, "aab---")
+    with pytest.raises(QueueFull, match="2 requests of key 'a' wait already and max_waiters_per_key is 2") as caught:
+        await pool.acquire(key="a", ticket="third")
+    assert (caught.value.resource, caught.value.ticket) == ("r", "third")
+    with pytest.raises(QueueFull, match="6 requests wait already and max_waiters is 6"):
+        await pool.acquire(key="b")
+    await cancel(waiting.pop(1)[1])
+    await until_waiting(lock, 5)
+    waiting += await queue_keys(pool, "a")
+    assert await lock.release(taken)
+    assert Counter(await served(pool, waiting)) == {"a": 2, "b": 1, "-": 3}
+
+
+async def test_a_key_at_its_limit_has_a_queue_too(client: Redlease) -> None:
+    """Waiters of a key that has no turn count as others do; with 0 a key's request is granted or refused at once."""
+    pool = client.semaphore("r", 5, per_key=1, max_waiters_per_key=1)
+    taken = await pool.acquire(key="a")
+    waiting = await queue_keys(pool, "a")
+    with pytest.raises(QueueFull):
+        await pool.acquire(key="a")
+    none = client.semaphore("r", 5, max_waiters_per_key=0)
+    with pytest.raises(QueueFull, match="0 requests of key 'b' wait already"):
+        await asyncio.gather(*(none.acquire(key="b") for _ in range(2)))
+    assert await pool.release(taken)
+    assert await served(pool, waiting) == "a"
+
+
+async def test_the_newest_of_a_key_fits_a_full_queue(client: Redlease) -> None:
+    """`max_waiters_per_key` does not refuse a request that takes the place of others of its key."""
+    pool = client.semaphore("r", 1, max_waiters_per_key=1)
+    taken = await pool.acquire()
+    (_, older), *_ = await queue_keys(pool, "a")
+    newest = asyncio.create_task(pool.acquire(key="a", when_full="replace-waiter"))
+    with pytest.raises(Superseded):
+        await older
+    assert await pool.release(taken)
+    assert await pool.release(await newest)
+
+
+async def test_dead_waiters_do_not_fill_a_key(make_client: MakeClient, engine: str) -> None:
+    """Those of a process that ended make room for a request of their key, behind one that lives too."""
+    client = await make_client()
+    pool = client.semaphore("r", 1, max_waiters_per_key=3)
+    taken = await pool.acquire()
+    waiting = await queue_keys(pool, "a")
+    dying = await make_client(waiter_lease=0.3)
+    dead = await queue_keys(dying.semaphore("r", 1), "aa")
+    await dying.abandon()
+    await until_waiting(pool, 1)
+    waiting += await queue_keys(pool, "aa")
+    with pytest.raises(QueueFull, match="3 requests"):
+        await pool.acquire(key="a")
+    assert await pool.release(taken)
+    assert await served(pool, waiting) == "aaa"
+    await cancel(*(task for _, task in dead))
 
 
 async def test_what_never_fits_a_key_is_refused(client: Redlease) -> None:

@@ -101,11 +101,15 @@ class RandomCalls:
         capacity = self.capacity
         if capacity < CAPACITY_MAX and draw.random() < 0.03:
             capacity = self.capacity = draw.randint(1, 5)
+        key = draw.choice(self.keys) if self.keys else ""
+        most: int | str = draw.choice([-1, -1, -1, 2, 4])
+        if key and draw.random() < 0.3:
+            most = f"{most} {draw.choice([0, 1, 2, 3])}"
         return (
             *(ticket, self.request(channel, ticket), self.place(channel), arrival, self.asked()),
             *(draw.choice(self.leases), capacity, draw.choice([0, *self.leases, *self.leases])),
-            *(draw.choice([-1, -1, -1, 2, 4]), self.idle, LABEL),
-            *([key] if self.keys and (key := draw.choice(self.keys)) else []),
+            *(most, self.idle, LABEL),
+            *([key] if key else []),
         )
 
     def asked(self) -> str | int:

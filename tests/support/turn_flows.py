@@ -11,7 +11,7 @@ from redlease_temporal import Permit, Rate, Semaphore, semaphore
 
 @dataclass
 class Use:
-    """What a workflow asks for. `rate`, `key_rate`: grants in a second."""
+    """What a workflow asks for. `rate`, `key_rate`: grants in `per` seconds; `waiters`: how many of the key may wait."""
 
     resource: str
     capacity: int = 1
@@ -20,6 +20,8 @@ class Use:
     per_key: int | None = None
     rate: int | None = None
     key_rate: int | None = None
+    per: float = 1
+    waiters: int | None = None
     backend: str = "redis"
     endpoint: str | None = None
 
@@ -29,10 +31,11 @@ class Use:
             self.resource,
             self.capacity,
             per_key=self.per_key,
-            rate=None if self.rate is None else Rate(self.rate),
-            per_key_rate=None if self.key_rate is None else Rate(self.key_rate),
+            rate=None if self.rate is None else Rate(self.rate, per=self.per),
+            per_key_rate=None if self.key_rate is None else Rate(self.key_rate, per=self.per),
             backend=self.backend,
             endpoint=self.endpoint,
+            max_waiters_per_key=self.waiters,
         )
 
 

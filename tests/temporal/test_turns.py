@@ -45,6 +45,7 @@ class Starter:
     def __init__(self, client: Client, place: Place) -> None:
         self.started: list[WorkflowHandle[Turn, Permit]] = []
         self._client = client
+        self._tried = 0
         self._place = place
 
     async def start(
@@ -68,8 +69,9 @@ class Starter:
 
     async def tries(self, use: Use) -> bool:
         """Return whether a request that does not wait is granted."""
+        self._tried += 1
         return await self._client.execute_workflow(
-            Try.run, use, id=f"{self._place.prefix}-try", task_queue=self._place.task_queue
+            Try.run, use, id=f"{self._place.prefix}-try-{self._tried}", task_queue=self._place.task_queue
         )
 
     async def order(self) -> list[str | None]:
@@ -148,6 +150,27 @@ async def test_a_key_at_its_limit_holds_up_nobody(starter: Starter, outside: Red
     assert await starter.tries(use)
 
 
+async def refused(handle: WorkflowHandle[Turn, Permit]) -> str:
+    """Return why a run failed."""
+    with pytest.raises(WorkflowFailureError) as raised:
+        await handle.result()
+    assert isinstance(raised.value.cause, ApplicationError)
+    assert raised.value.cause.type == "QueueFull"
+    return raised.value.cause.message
+
+
+async def test_a_key_of_which_so_many_wait(starter: Starter, pool: Semaphore) -> None:
+    """A further request of it is refused, and one of another key waits."""
+    permit = await pool.acquire()
+    await starter.queue(pool, Use("r", key="a", waiters=1))
+    third = await starter.start(Use("r", key="a", waiters=1))
+    assert "1 requests of key 'a' wait already and max_waiters_per_key is 1" in await refused(third)
+    starter.started.remove(third)
+    await starter.queue(pool, Use("r", key="b", waiters=1))
+    await pool.release(permit)
+    assert await starter.order() == ["a", "b"]
+
+
 async def test_an_adopted_permit_counts_for_its_key(starter: Starter, outside: Redlease) -> None:
     """A workflow that takes a service's permit over holds it under its key, whose limit it has reached."""
     pool = outside.semaphore("r", 3, per_key=1)
@@ -169,6 +192,12 @@ async def test_a_rate(starter: Starter, use: Use) -> None:
     permits = await asyncio.gather(*(handle.result() for handle in starter.started))
     granted = sorted(permit.granted_at_ms for permit in permits)
     assert all(later - before >= 500 for before, later in itertools.pairwise(granted)), granted
+
+
+@pytest.mark.parametrize("use", [Use("r", 4, rate=1, per=600), Use("r", 4, "a", key_rate=1, per=600)])
+async def test_a_rate_refuses_who_does_not_wait(starter: Starter, use: Use) -> None:
+    """There is no token for the second in ten minutes, though units are free."""
+    assert await starter.tries(use)
     assert not await starter.tries(use)
 
 
@@ -197,12 +226,14 @@ async def test_a_caller_through_nexus(callers: Callers, place: Place, outside: R
     pool = outside.semaphore("r", 2)
     async with callers.service(place), callers.calling(place, WORKFLOWS) as client:
         starter = Starter(client, place)
-        use = Use("r", capacity=2, per_key=1, key="a", key_rate=1000, endpoint=ENDPOINT)
+        use = Use("r", capacity=2, per_key=1, key="a", key_rate=1000, waiters=1, endpoint=ENDPOINT)
         first = await starter.start(use, stays=True)
         assert (await first.execute_update(Turn.until_held)).key == "a"
         second = await starter.start(use)
         await until_waiting(pool, 1, 30)
         assert [waiter.key for waiter in (await pool.inspect()).waiters] == ["a"]
+        third = await starter.start(use)
+        assert "max_waiters_per_key is 1" in await refused(third)
         assert await pool.release(await pool.acquire(key="b"))
         await first.signal(Turn.proceed)
         assert (await second.result()).key == "a"

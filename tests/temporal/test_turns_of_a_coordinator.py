@@ -9,8 +9,9 @@ import pytest
 from backend_bench import without_redis
 from newest_flows import Ask, NewestHolder
 from temporal_tools import names_of, tasks_that_failed
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.common import Priority
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Replayer
 from turn_flows import Try, Turn, Use
@@ -160,6 +161,21 @@ async def test_a_key_at_its_limit_holds_up_nobody(kept: Kept) -> None:
     await first.signal(Turn.proceed)
     assert await order_of([first, kept.started[1]]) == ["a", "a"]
     await kept.replay()
+
+
+async def test_a_key_of_which_so_many_wait(kept: Kept) -> None:
+    """A further request of it is refused, and one of another key waits."""
+    holder = await holding(kept)
+    await kept.queued("a", waiters=1)
+    third = await kept.use("a", waiters=1)
+    with pytest.raises(WorkflowFailureError) as raised:
+        await third.result()
+    assert isinstance(raised.value.cause, ApplicationError)
+    assert raised.value.cause.type == "QueueFull"
+    assert "1 of key 'a' wait already" in raised.value.cause.message
+    await kept.queued("b", waiters=1)
+    await holder.signal(Turn.proceed)
+    assert await order_of([kept.started[1], kept.started[3]]) == ["a", "b"]
 
 
 async def test_an_adopted_permit_counts_for_its_key(kept: Kept, task_queue: str) -> None:

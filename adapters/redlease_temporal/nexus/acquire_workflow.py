@@ -17,7 +17,7 @@ def terms_of(call: Acquire) -> locks.Terms:
     """What the call declares about its resource."""
     return locks.Terms(
         *(call.resource, call.capacity, call.lease_ms, call.max_waiters),
-        *(call.per_key, call.rate, call.per_key_rate),
+        *(call.per_key, call.rate, call.per_key_rate, call.max_waiters_per_key),
     )
 
 

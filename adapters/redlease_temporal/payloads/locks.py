@@ -126,6 +126,7 @@ class Terms:
     per_key: int | None = None
     rate: RateLimit | None = None
     per_key_rate: RateLimit | None = None
+    max_waiters_per_key: int | None = None
 
     @classmethod
     def checked(
@@ -138,6 +139,7 @@ class Terms:
         per_key: int | None = None,
         rate: Rate | Literal[0] | None = None,
         per_key_rate: Rate | Literal[0] | None = None,
+        max_waiters_per_key: int | None = None,
     ) -> Self:
         """The terms that a user gives; raises ValueError for a wrong one."""
         return cls(
@@ -148,6 +150,7 @@ class Terms:
             None if per_key is None else checked_count("per_key", per_key, 0),
             RateLimit.of("rate", rate),
             RateLimit.of("per_key_rate", per_key_rate),
+            None if max_waiters_per_key is None else checked_count("max_waiters_per_key", max_waiters_per_key, 0),
         )
 
 

@@ -42,6 +42,7 @@ class Acquire:
         per_key: Units that requests with one key may hold at once; 0 for no such limit, null leaves it as it is.
         rate: How many grants there may be in a time; with a limit of 0 as many as want, null leaves it as it is.
         per_key_rate: The same for the requests of one key.
+        max_waiters_per_key: Refused with `QueueFull` when so many requests of its key wait; null for no limit.
     """
 
     resource: str
@@ -62,6 +63,7 @@ class Acquire:
     per_key: int | None = None
     rate: RateLimit | None = None
     per_key_rate: RateLimit | None = None
+    max_waiters_per_key: int | None = None
 
 
 @dataclass(frozen=True)

@@ -100,12 +100,28 @@ function turns.lacks(key, weight)
   return most and (read_key(key)) + weight - most or 0
 end
 
--- Returns the waiters of a key that came before one of them, about a batch of them at most.
-function turns.before(key, member)
+-- Returns how many waiters a key has.
+function turns.waiting(key)
   local _, number, head = read_key(key)
   local score = format('%.0f', REST + number)
-  local found = {head ~= '' and head < member and head or nil}
-  for _, other in ipairs(call('ZRANGEBYSCORE', queue, score, score, 'LIMIT', 0, BATCH)) do
+  return (head ~= '' and 1 or 0) + (number > 0 and call('ZCOUNT', queue, score, score) or 0)
+end
+
+-- Returns so many waiters of a key behind the first `at`, or one more.
+function turns.waiters(key, at, count)
+  local _, number, head = read_key(key)
+  local score = format('%.0f', REST + number)
+  local found = {at == 0 and head ~= '' and head or nil}
+  for _, other in ipairs(call('ZRANGEBYSCORE', queue, score, score, 'LIMIT', math.max(0, at - 1), count)) do
+    found[#found + 1] = other
+  end
+  return found
+end
+
+-- Returns the waiters of a key that came before one of them, about a batch of them at most.
+function turns.before(key, member)
+  local found = {}
+  for _, other in ipairs(turns.waiters(key, 0, BATCH)) do
     if other < member then found[#found + 1] = other end
   end
   return found

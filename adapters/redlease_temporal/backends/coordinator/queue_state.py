@@ -125,6 +125,10 @@ class QueueState:
         waiters_max = asked.terms.max_waiters
         if waits and waiters_max is not None and len(self.queue) >= waiters_max and not asked.replaces:
             return _refused(asked, "QueueFull", f"{len(self.queue)} wait already. Try again later")
+        of_key = sum(each.request.key == asked.key for each in self.queue) if asked.key else 0
+        most_of_key = asked.terms.max_waiters_per_key
+        if waits and asked.key and most_of_key is not None and of_key >= most_of_key and not asked.replaces:
+            return _refused(asked, "QueueFull", f"{of_key} of key {asked.key!r} wait already. Try again later")
         who = asked.requester.workflow_id
         if self.size() + entry_size(who, asked.ticket, asked.owner, asked.metadata, asked.key) > BYTES_MAX:
             why = f"a coordinator keeps no more than these {len(self.holders)} holders and {len(self.queue)} waiters"

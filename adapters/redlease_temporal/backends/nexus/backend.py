@@ -184,4 +184,5 @@ def _asked(wish: locks.AcquireCall, timeout: timedelta | None) -> calls.Acquire:
         per_key=terms.per_key,
         rate=terms.rate,
         per_key_rate=terms.per_key_rate,
+        max_waiters_per_key=terms.max_waiters_per_key,
     )

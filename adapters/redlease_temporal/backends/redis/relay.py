@@ -341,6 +341,7 @@ class Relay:
             per_key=terms.per_key,
             rate=_packed(terms.rate),
             per_key_rate=_packed(terms.per_key_rate),
+            max_waiters_per_key=terms.max_waiters_per_key,
         )
 
     def semaphore(self, terms: locks.Terms) -> Semaphore:
@@ -353,6 +354,7 @@ class Relay:
             per_key=terms.per_key,
             rate=None if terms.rate is None else terms.rate.rate,
             per_key_rate=None if terms.per_key_rate is None else terms.per_key_rate.rate,
+            max_waiters_per_key=terms.max_waiters_per_key,
         )
 
     async def is_reduced(self, record: TicketRecord) -> bool:
