@@ -11,7 +11,7 @@ from redlease_temporal import Permit, Rate, Semaphore, semaphore
 
 @dataclass
 class Use:
-    """What a workflow asks for. `rate`, `key_rate`: grants in `per` seconds; `waiters`: how many of the key may wait."""
+    """What a workflow asks for. `rate`, `key_rate`: grants in `per` seconds; `waiters`: of its key."""
 
     resource: str
     capacity: int = 1
