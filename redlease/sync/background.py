@@ -42,6 +42,7 @@ class Call(Generic[T]):
         work: Makes the coroutine.
         undo: Gives the result back if the thread was interrupted and did not get it.
         must_finish: An interruption does not cancel it, as it releases something.
+        context: Of the thread, for a call whose events are to be told in it.
     """
 
     value: T
@@ -56,7 +57,9 @@ class Call(Generic[T]):
         client: object,
         work: Callable[[], Coroutine[Any, Any, T]],
         undo: Undo[T] | None,
+        *,
         must_finish: bool,
+        context: Context | None,
     ) -> None:
         self.client = client
         self.done, self.ended = threading.Lock(), threading.Lock()
@@ -66,6 +69,7 @@ class Call(Generic[T]):
         self._work = work
         self._undo = undo
         self._must_finish = must_finish
+        self._context = context
 
     def start(self) -> None:
         """Starts the call on the loop, unless that has ended."""
@@ -73,7 +77,7 @@ class Call(Generic[T]):
             self.fail()
         elif self._task is None and not self._is_over:
             self._background.calls.add(self)
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(self._run(), context=self._context)
 
     async def _run(self) -> None:
         try:
@@ -165,14 +169,17 @@ class Background:
         *,
         undo: Undo[T] | None = None,
         must_finish: bool = False,
+        context: Context | None = None,
     ) -> T:
         """Runs the coroutine that `work` makes on the loop; returns or raises in this thread what it returns or raises.
+
+        `context`: what it runs in, by default one of no thread.
 
         Raises:
             RedleaseError: The client is closed, or this is the loop's own thread.
         """
         self.refuse_own_thread()
-        call = Call(self, client, work, undo, must_finish)
+        call = Call(self, client, work, undo, must_finish=must_finish, context=context)
         try:
             self.post(call.start)
             call.done.acquire()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -62,6 +63,7 @@ class ProcessClient:
         self._make = make
         self._twin = self._made()
         self._background: Background | None = None
+        self._is_observed = self._twin.session.keeper.emit is not None
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -107,7 +109,8 @@ class ProcessClient:
         """Runs what begins something new; first raises the loss of a permit that the thread is to be told of."""
         if entered_here.blocks:
             entered_here.raise_loss()
-        return self.background.run(self, work, undo=undo)
+        context = copy_context() if self._is_observed else None  # spans are children of the caller's own
+        return self.background.run(self, work, undo=undo, context=context)
 
     def release(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Runs what gives something back, which goes on in the background if its thread is interrupted."""

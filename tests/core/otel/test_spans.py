@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
@@ -18,28 +17,11 @@ from redlease.otel import Telemetry, link_to, trace_metadata
 from helpers import until_waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from redlease import Redlease
 
     from conftest import MakeClient
 
 pytestmark = pytest.mark.parametrize("engine", ["fakeredis"])
-
-
-@pytest.fixture
-def exporter() -> InMemorySpanExporter:
-    """What keeps the spans that have ended."""
-    return InMemorySpanExporter()
-
-
-@pytest.fixture
-def tracers(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
-    """The SDK."""
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    yield provider
-    provider.shutdown()
 
 
 @pytest.fixture
