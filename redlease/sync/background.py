@@ -59,7 +59,7 @@ class Call(Generic[T]):
         undo: Undo[T] | None,
         *,
         must_finish: bool,
-        context: Context | None,
+        context: Context | None = None,
     ) -> None:
         self.client = client
         self.done, self.ended = threading.Lock(), threading.Lock()

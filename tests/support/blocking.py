@@ -55,8 +55,8 @@ class InterruptibleLock:
 class InterruptibleCall(background.Call[Any]):
     """A call that can be interrupted by way of its thread."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         lock: Any = InterruptibleLock()
         self.done = lock
         self.done.acquire()
