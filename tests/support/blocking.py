@@ -227,6 +227,6 @@ class Proxy:
 def interruptible_calls() -> Iterator[None]:
     """Have the calls of threads be such as can be interrupted."""
     usual = background.Call
-    background.Call = InterruptibleCall  # type: ignore[misc, assignment]
+    background.Call = InterruptibleCall  # type: ignore[misc]
     yield
     background.Call = usual  # type: ignore[misc]
