@@ -8,11 +8,11 @@ const here = fileURLToPath(new URL("../", import.meta.url));
 const python = process.env.REDLEASE_PYTHON ?? `${here}../../redlease`; // where the Python package is
 const read = (path) => readFileSync(`${python}/${path}.lua`, "utf8");
 
-const PARTS = {state: ["state"], grants: ["grants"], queue: ["grants", "queue", "turns"], share: ["share"], limits: ["limits"]};
+const PARTS = {queue: ["grants", "queue", "turns"]}; // a line that includes another part stands for its file
 function included(text) {
   const seen = new Set(); // a file that is included a second time stands where it was first
   const once = (file) => (seen.has(file) ? "" : (seen.add(file), read(`lua/parts/${file}`)));
-  return text.replace(/--#include (\w+)\n/g, (_, part) => PARTS[part].map(once).join(""));
+  return text.replace(/--#include (\w+)\n/g, (_, part) => (PARTS[part] ?? [part]).map(once).join(""));
 }
 
 // As protocol/scripts.py does it, so that the server keeps one copy of each script.
