@@ -92,7 +92,7 @@ export function acquireValues(ask: Ask, request: string, place: string, arrival:
 export const STATUSES = [
   ["granted", "fence", "grantedAtMs", "deadlineMs", "capacity", "wasDeclared"],
   ["queued", "sequence", "ahead", "soonestMs", "capacity", "wasDeclared", "more", "nowMs"],
-  ["busy", "more"], ["full", "waiting", "next"], ["misfit", "capacity"], ["otherWeight", "weight"], ["withdrawn", "superseded"], ["lapsed"],
+  ["busy", "more"], ["full", "waiting", "next", "ofKey"], ["misfit", "capacity"], ["otherWeight", "weight"], ["withdrawn", "superseded"], ["lapsed"],
 ] as const;
 export const BEAT = ["queued", "ahead", "soonestMs", "capacity", "more"] as const;
 type Status = (typeof STATUSES)[number][0];
