@@ -15,6 +15,7 @@ from temporal_tools import names_of
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle
 
+logger = logging.getLogger(__name__)
 CORE = logging.getLogger("temporalio.core")  # where `quiet` lets it log
 STRANDED = "stranded by the test server"
 REFUSED = "invalid history builder state for action"
@@ -64,6 +65,9 @@ class Stranding(logging.Handler):
                 if not ended.done() and before[-1] == "WORKFLOW_TASK_STARTED" and await names_of(run) == before:
                     return STRANDED
             return ended.result()
+        except asyncio.CancelledError:  # the test's time is over
+            logger.error("%s, with %d refusals heard, stands at %s", run.id, self.refused, (await names_of(run))[-9:])
+            raise
         finally:
             heard.cancel()
             ended.cancel()
