@@ -66,7 +66,7 @@ class Stranding(logging.Handler):
                     return STRANDED
             return ended.result()
         except asyncio.CancelledError:  # the test's time is over
-            logger.error("%s, with %d refusals heard, stands at %s", run.id, self.refused, (await names_of(run))[-9:])
+            logger.warning("%s, with %d refusals heard, stands at %s", run.id, self.refused, (await names_of(run))[-9:])
             raise
         finally:
             heard.cancel()
