@@ -75,9 +75,9 @@ class Model(ResourceState):
         if refused := self.refusal_of_repeat(live, request, place, weight):
             return refused
         if live and live.fence:
-            self.lock_delay = self.lock_delay if delay is None else delay
             if self.set_limits(per_key, key_rate, rate) or self.turns.is_raised:
                 self.advance()
+            self.lock_delay = self.lock_delay if delay is None else delay  # for leases that end from now on
             return self.repeat_held(live, request, place, lease, idle)
         wanted, declared = self.terms(capacity, declares=declares)
         is_same = wanted == self.capacity or not self.kept_until

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,6 +72,19 @@ def test_a_renewal_in_the_ms_of_the_grant_is_a_write(server: Server) -> None:
         _, granted = engine.run("acquire", ("t", "h1", "c1|0", "0", 1, 1000, 1, 1000, -1, IDLE_MS, LABEL), BEGINS_US)
         fence = granted[2]
         assert written_by("renew", "t", fence, 1000, "write", IDLE_MS) > written_by("check", "t", fence)
+
+
+@pytest.mark.parametrize("real_engine", NEWER)
+def test_a_lock_delay_counts_for_leases_that_end_later(server: Server) -> None:
+    """A call that declares one, and in which a lease is found that has ended, lets the next in without it."""
+    with RealEngine(server) as engine:
+        drawn = RandomCalls(Random(0), Model(), 2, [1], [10])
+        clock = SetClock(drawn, engine)
+        for ticket, asked, lease, key in (("a", 1, 1000, ()), ("c", "1 0   1 1", 10, "k"), ("b", "1 0   1 1", 10, "k")):
+            clock.call("acquire", (ticket, f"h{ticket}", "c1|0", "0", asked, lease, 2, 1000, -1, IDLE_MS, LABEL, *key))
+        clock.now_us += 10_000
+        clock.call("acquire", ("a", "other", "c1|0", "0", "1 0 500  2 1", 1000, 2, 1000, -1, IDLE_MS, LABEL))
+        assert list(drawn.model.held) == ["a", "b"]
 
 
 class Machine(RuleBasedStateMachine):
