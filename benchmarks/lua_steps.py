@@ -28,9 +28,10 @@ debug.sethook()
 return steps, (collectgarbage('count') - before) * 1024
 """
 
-# Where a call of EVALSHA has what, and where `release` has the ticket and its fence behind the keys.
+# Where a call of EVALSHA has what, and where `release` and `renew` have the ticket's fence behind the keys.
 SHA, KEY_COUNT, FIRST_KEY = 1, 2, 3
-RELEASE_TICKET, RELEASE_FENCE = 1, 3
+TICKET = 1
+FENCES = {script.sha.encode(): script.args.index("fence") for script in (scripts.RELEASE, scripts.RENEW)}
 
 
 @dataclass(slots=True)
@@ -64,10 +65,11 @@ class CountingLua:
         """Runs one EVALSHA as it was sent, and returns what it did."""
         keys_end = FIRST_KEY + int(command[KEY_COUNT])
         keys, arguments = list(command[FIRST_KEY:keys_end]), list(command[keys_end:])
-        if command[SHA] == scripts.RELEASE.sha.encode() and arguments[RELEASE_FENCE]:
+        at = FENCES.get(command[SHA])
+        if at is not None and arguments[at]:
             # The fence is time, so this run has granted another one than that which the client had.
-            record = self._ask(b"HGET", keys[0], b"t" + arguments[RELEASE_TICKET])
-            arguments[RELEASE_FENCE] = record.split()[1]
+            record = self._ask(b"HGET", keys[0], b"t" + arguments[TICKET])
+            arguments[at] = record.split()[1]
         self._names[b"KEYS"], self._names[b"ARGV"] = self._lua.table_from(keys), self._lua.table_from(arguments)
         instructions, allocated = self._count(self._scripts[command[SHA]])
         commands, self._called = self._called, []

@@ -10,48 +10,7 @@
 local tag, ticket, its_request, its_fence = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
 
--- What is usual: the holder's own client releases a live permit of weight 1, and the queue is empty, or its head fits and no
--- further waiter does; no history is kept. Same effect as the general path after it.
-local was = call('HMGET', state, 'f', 'e', 'c', 'k', 'w', 't' .. ticket, 'h', 'n', 'g', 'r')
-if was[6] and not was[8] and not was[9] and not was[10] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + idle and (not was[5] or now >= tonumber(was[5])) then
-  -- A request id that begins with "h" belongs to a hold, which must be notified when another client releases its permit.
-  local held_fence, held_since = string.match(was[6], '^1 (%d+) %d+ (%d+)')
-  local ends = held_fence == its_fence and call('ZSCORE', holders, ticket)
-  if its_request == '' and string.match(was[6], '^%d+ %d+ %d+ %d+ %S+ h') then ends = nil end
-  if ends and tonumber(ends) > now then
-    local waiting = call('ZCARD', queue)
-    if waiting == 0 then
-      call('ZREM', holders, ticket)
-      call('HDEL', state, 't' .. ticket)
-      return {tag, 1, 0}
-    end
-    local free = was[3] - call('ZCARD', holders) - (was[2] or 0)
-    local head = call('ZRANGE', queue, 0, 0)[1]
-    local lease, channel, epoch, its_request, label =
-      string.match(call('HGET', state, 't' .. head) or '', '^1 0 (%d+) %d+ ([^| ]*)(%S+) (%S+) (.*)$')
-    local lapses = channel and call('ZSCORE', waiters, channel .. epoch)
-    local fence = clock[1] * 1000000 + clock[2]
-    if lapses and tonumber(lapses) > now and (free == 0 or (free > 0 and waiting == 1))
-      and fence > tonumber(was[1]) and tonumber(was[4]) >= tonumber(lapses) then
-      local its_fence, since = format('%d', fence), format('%d', now)
-      call('ZREM', queue, head)
-      call('ZADD', holders, lapses, head)
-      call('ZREM', holders, ticket)
-      call('HDEL', state, 't' .. ticket)
-      call('HSET', state, 'f', its_fence, 't' .. head, '1 ' .. its_fence .. ' ' .. lease .. ' ' .. since .. ' '
-        .. channel .. epoch .. ' ' .. its_request .. ' ' .. label,
-        'h', (7 * (was[7] or now - held_since) + now - held_since) / 8)
-      local message = 'g ' .. its_request .. ' ' .. its_fence .. ' ' .. since .. ' ' .. format('%d', lapses) .. ' ' .. was[3]
-      local is_beside = string.byte(channel) == 58 -- see `publish` in state.lua
-      if is_beside then channel = state .. channel end
-      if not is_beside or type(redis.pcall('SPUBLISH', channel, message)) == 'table' then
-        redis.pcall('PUBLISH', channel, message)
-      end
-      return {tag, 1, 0}
-    end
-  end
-end
-
+--#include release_usual
 --#include state
 read(ticket)
 --#include queue

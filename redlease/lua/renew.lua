@@ -9,6 +9,7 @@
 local tag, ticket, its_fence, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local shorten, idle = ARGV[5], tonumber(ARGV[6])
 
+--#include renew_usual
 --#include state
 read(ticket)
 if not record then return {tag, 0, capacity, 0} end

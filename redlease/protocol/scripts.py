@@ -1,4 +1,4 @@
-"""The operations: each is one Lua script, called by EVALSHA with the five keys of one resource.
+"""The operations: each is one Lua script, called by EVALSHA with the four keys of one resource.
 
 The first argument of each is a tag that the reply repeats, so that the client detects a reply to another call.
 """
@@ -32,6 +32,9 @@ class Script:
 # What a line `--#include` stands for.
 LOOKS = frozenset(("check", "history", "inspect", "position", "totals"))  # write nothing; in a folder of their own
 PARTS = {
+    "acquire_usual": ("acquire_usual",),
+    "release_usual": ("release_usual",),
+    "renew_usual": ("renew_usual",),
     "state": ("state",),
     "grants": ("grants",),
     "queue": ("grants", "queue", "turns"),

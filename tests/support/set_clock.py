@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, Any, Protocol, Self
 from unittest import mock
@@ -12,7 +11,7 @@ import redis
 
 from redlease.protocol import scripts
 from redlease.protocol.encoding import Resource
-from redlease.protocol.scripts import Script
+from redlease.protocol.scripts import Script, read_lua
 
 from against_model import EVERYTHING, Caller, Judge
 from random_calls import IDLE_MS, LONG_IDLE_MS, RandomCalls
@@ -40,14 +39,19 @@ call('SET', KEYS[1] .. ':existed', call('EXISTS', KEYS[1]))
 MARGINS_MS = (0, IDLE_MS // 64, LONG_IDLE_MS // 64)  # the scripts keep a resource so much longer than they must
 
 
-def without_fast_paths(script: Script) -> Script:
-    """Return a script that takes the general path from the start."""
-    text = re.sub(r"-- What is usual.*?(?=-- state: reads)", "", script.text, flags=re.DOTALL)
-    return Script(script.name, " ".join(script.args[1:]), text)
+def general(script: Script) -> Script:
+    """Return the operation that takes the general path from the start."""
+
+    def read(package: str, name: str) -> str:
+        return "" if name.endswith("_usual") else read_lua(package, name)
+
+    with mock.patch.object(scripts, "read_lua", read):
+        return scripts.operation(script.name, " ".join(script.args[1:]))
 
 
 USUAL = {script.name: script for script in scripts.SCRIPTS}
-GENERAL = {name: without_fast_paths(script) for name, script in USUAL.items()}
+GENERAL = {name: general(script) for name, script in USUAL.items()}
+WITH_USUAL_PATH = {"acquire", "release", "renew"}
 
 
 class Engine(Protocol):

@@ -20,7 +20,7 @@ from redlease.testing import Model
 from against_model import LABEL
 from random_calls import IDLE_MS, RandomCalls
 from servers import find_binary
-from set_clock import BEGINS_US, GENERAL, USUAL, FakeEngine, RealEngine, SetClock, endings
+from set_clock import BEGINS_US, GENERAL, USUAL, WITH_USUAL_PATH, FakeEngine, RealEngine, SetClock, endings
 
 if TYPE_CHECKING:
     from servers import Server
@@ -55,6 +55,11 @@ def test_calls_at_given_times(server: Server, scripts: dict[str, Any], seed: int
     logger.info("%d calls, idle resources deleted: %d", seen.total(), forgotten)
     assert {("beat", status) for status in (Status.GRANTED, Status.QUEUED, Status.LAPSED)} <= seen.keys()
     assert forgotten > 0
+
+
+def test_the_general_path_is_run_alone() -> None:
+    """The operations with a fast path are compared with the model without it too."""
+    assert {name for name, script in USUAL.items() if GENERAL[name].text != script.text} == WITH_USUAL_PATH
 
 
 @pytest.mark.parametrize("real_engine", NEWER)
