@@ -266,7 +266,7 @@ def test_a_row_of_the_benchmarks_imports_only_rows_above_it(path: Path) -> None:
 
 
 def test_the_adapter_imports_one_module_of_the_inside_of_the_core() -> None:
-    """Public names, plain data, the clock, and `tickets`, through which it runs every script."""
+    """Public names, plain data, the clock, block tasks, and `tickets`, through which it runs every script."""
     seam = PLAIN | {"redlease.clock", "redlease.tickets", "redlease.testing"}
     for name, imported in IMPORTS["redlease_temporal"].of.items():
         assert imported & IMPORTS["redlease"].paths.keys() <= seam, name

@@ -6,6 +6,7 @@ model goes by that.
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from random import Random
@@ -93,18 +94,18 @@ class RealClock:
         self.stalls = 0
         self._server, self._prefix, self._seed = server, prefix, seed
         self._random = Random(seed)
+        self._numbers = itertools.count()
 
     def run(self, calls: int) -> None:
-        """Make so many calls."""
+        """Make calls until there have been so many."""
         line = Line(self._server)
-        number = 0
         try:
             while (left := calls - self.judge.seen.total()) > 0:
+                number = next(self._numbers)
                 self._resource = Resource(self._prefix, f"r{number}")
                 self._calls = RandomCalls.of_kind(self._random, number)
                 self.judge.use(self._calls)
                 self._use(line, min(CALLS_EACH, left), pauses=number % 4 == 0)
-                number += 1
         finally:
             line.close()
 
