@@ -55,7 +55,7 @@ class HeldLease(Lease):
         if fate is not USUAL_HOLD:
             self.on_lost = fate.on_lost
             self.renew_until_ms = None if fate.max_hold_ms is None else now_ms + fate.max_hold_ms
-        self.fence, self.granted_at_ms, self.expires_at_ms, self.capacity, _ = granted
+        self.fence, self.granted_at_ms, self.expires_at_ms, self.capacity = granted[:4]
         self.deadline_ms, self.begun_ms = deadline_ms, now_ms
         if handed_over:
             self._first = True

@@ -120,12 +120,14 @@ class Tickets:
         call is cancelled, what was granted stays on the server.
         """
         waiting = self.session.enter(ask, claim=True)
+        # A request that was queued before, by another relay, is no longer the newest.
+        replacing = Replacing(waiting, full) if full.replaces and not ask.arrival else None
 
         def queued(told: Queued) -> None:
             waiting.ask = waiting.ask._replace(arrival=told.sequence)
             on_queued(told)
-            if full.replaces:
-                Replacing(waiting, full).queued()
+            if replacing is not None:
+                replacing.queued()
 
         waiting.on_queued = queued
         waiting.on_lapsed = lambda: waiting.fail(on_lapsed())

@@ -8,9 +8,9 @@
 --       key may have (0: any number) become those of the resource unless empty, as do the rate, "interval_us:burst" or 0 for none, and
 --       after it the rate of each key; key: left out if it has none, see parts/turns.lua;
 --       waiter_lease_ms 0: never queue; max_waiters: how many may wait, -1 for any number, and after it how many of the key)
--- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared}
+-- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared[, more]}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
---        {tag, BUSY, more} {tag, FULL, waiting, next[, of_key]} {tag, MISFIT, capacity} {tag, OTHER_WEIGHT, weight} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
+--        {tag, BUSY, more} {tag, FULL, waiting, next[, of_key]} {tag, MISFIT, capacity[, of_key]} {tag, OTHER_WEIGHT, weight[, its_key]} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
 -- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 100 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease, idle, label = tonumber(ARGV[7]), tonumber(ARGV[11]), ARGV[12]
@@ -79,6 +79,8 @@ if not weight then
   end
 end
 
+local more = 0
+
 local function grant()
   make_holder(ticket, weight, lease, place, request, label, now + lease, now)
   if key then
@@ -86,7 +88,7 @@ local function grant()
     turns.grant(key, weight)
   end
   commit(now + lease, idle)
-  return {tag, GRANTED, fence, now, now + lease, capacity, was_declared}
+  return {tag, GRANTED, fence, now, now + lease, capacity, was_declared, more > 0 and more or nil}
 end
 
 -- Free capacity, an empty queue, nothing to reap, except for a history, which tells of losses without delay. The first write is
@@ -138,9 +140,9 @@ local function held(its_fence, since, was_until)
   local is_paced = rate and rate.is_changed
   if is_paced then adapt_rate() end
   if was_until > deadline then publish_to_head() end
-  if is_paced or turns.raised > 0 then grant_waiting() end
+  if is_paced or turns.raised > 0 then more = grant_waiting() end
   commit(deadline, idle)
-  return {tag, GRANTED, tonumber(its_fence), tonumber(since), deadline, capacity, was_declared}
+  return {tag, GRANTED, tonumber(its_fence), tonumber(since), deadline, capacity, was_declared, more > 0 and more or nil}
 end
 
 local queued_since = false
@@ -157,6 +159,8 @@ if record then
   if kept then
     if string.find(its_fence, '^0.') then return {tag, WITHDRAWN, 1} end
     if its_weight ~= weight then return {tag, OTHER_WEIGHT, its_weight} end
+    local its_key = entry_of(ticket)
+    if its_key ~= key then return {tag, OTHER_WEIGHT, its_weight, its_key or ''} end
     -- A late copy, sent before its client moved to a new place, must not bind the ticket to the old place again. Epochs
     -- of different clients are not comparable: a request passed on to another client continues with that client's place.
     if share.is_late(its_place, its_request, request, place) then return {tag, WITHDRAWN} end
@@ -170,7 +174,7 @@ if record then
 end
 
 if weight > capacity then return {tag, MISFIT, capacity} end
-if key and turns.is_heavy(key, weight) then return {tag, MISFIT, turns.limit} end
+if key and turns.is_heavy(key, weight) then return {tag, MISFIT, turns.limit, 1} end
 if waiter_lease > 0 and lapses and tonumber(lapses) <= now then return {tag, LAPSED} end
 
 if queued_since and waiter_lease > 0 then
@@ -181,7 +185,6 @@ end
 
 -- Grant waiters only if an expiry or this call makes it possible; they come before this request. A new declaration is stored
 -- even if it changes no capacity and the request is refused: it would undo a later resize otherwise.
-local more = 0
 if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2 or (rate and rate.is_changed)
   or (record and not queued_since) then
   if not queued_since then call('HSET', state, 'c', capacity) end -- refused when out of memory, which ends the script here
@@ -224,7 +227,7 @@ if queued_since then
   if before and turns.rank then before = turns.rank(its_key, entry) end
   if not before then -- granted just now
     local text = call('HGET', state, 't' .. ticket)
-    if not text and turns.limit > 0 and weight > turns.limit then return {tag, MISFIT, turns.limit} end -- of its key, from now on
+    if not text and turns.limit > 0 and weight > turns.limit then return {tag, MISFIT, turns.limit, 1} end -- of its key, from now on
     if not text then return {tag, LAPSED} end -- and deleted: see `commit`
     local _, its_fence, _, since = parse(text)
     return held(its_fence, since, tonumber(call('ZSCORE', holders, ticket)))

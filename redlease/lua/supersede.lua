@@ -13,7 +13,7 @@ local tombstone, grace, idle = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(AR
 read(ticket)
 --#include queue
 --#include share
-local weight, its_fence, _, _, place, request = parse(record or '')
+local weight, its_fence, _, queued_at, place, request = parse(record or '')
 if its_fence ~= '0' or not share.has(request, its_request) or not lasts(place, request) then return {tag, 0, 0} end
 local key, entry = entry_of(ticket)
 local score = call('ZSCORE', queue, entry)
@@ -24,7 +24,7 @@ local superseded = 0
 for _, other in ipairs(earlier) do
   other = ticket_of(other)
   local its_weight, _, _, since, its_place, requests, label = parse(call('HGET', state, 't' .. other) or '')
-  if its_weight then -- else it was dead, and left with the one before it
+  if its_weight and tonumber(since) <= tonumber(queued_at) then -- else it was dead, and left with the one before it; or a priority put it before this one
     if lasts(its_place, requests) then
       superseded = superseded + 1
       note('superseded', other, '0', its_weight, now - since, label)

@@ -151,7 +151,9 @@ class ResourceControl:
             await self._set_limit("limit", key, limits.checked_count("capacity", capacity, 0), until, reason)
 
     async def unlimit(self, *, key: str | None = None) -> bool:
-        """Lifts what `limit` and `hold_back` have set: of the resource and of each key, or of that key alone.
+        """Lifts what `limit` and `hold_back` have set for the resource and for each key, or with `key` for that key.
+
+        A limit that was set for a single key stays until it is lifted with that `key`.
 
         Returns whether there was a limit.
 

@@ -28,13 +28,14 @@ class Status(IntEnum):
 
 
 class Granted(NamedTuple):
-    """A granted permit; times are ms of the server's clock."""
+    """A granted permit; times are ms of the server's clock. `more`: the call stopped at its batch limit."""
 
     fence: int
     granted_at_ms: int
     expires_at_ms: int
     capacity: int
     was_declared: int = 0
+    more: int = 0
 
 
 class Queued(NamedTuple):

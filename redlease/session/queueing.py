@@ -106,6 +106,8 @@ class PendingAcquire:
             granted = Granted(*values)
             if granted.was_declared:
                 self.session.remembered.declared(self.ask, granted.was_declared)
+            if granted.more:
+                self.session.keeper.follow_up(self.ask.resource, self.ask.terms)
             self.deadline_ms = sent_ms + self.ask.terms.lease_ms - clock.SERVER_TICK_MS
             self.future.set_result(granted)
         elif status == Status.QUEUED:
@@ -134,6 +136,8 @@ class PendingAcquire:
             session.stuck.begin(sent_ms)
         if (emit := session.keeper.emit) is not None and self.place is None:
             emit(QueuedEvent(*self.ask.subject(), queued.ahead))
+        if self.ask.arrival < 0:  # where the search for dead waiters had got to
+            self.ask = self.ask._replace(arrival=0)
         self.place = place = session.place_on(self.ask.resource)
         place.waiters[self.ask.request] = self
         if asked_from == place.name:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from redlease.errors import AcquireTimeout, NotReplicated, QueueFull, Superseded, Withdrawn
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.replies import Status
 
 
-def refused(ask: AcquireRequest, status: int, values: list[int]) -> Exception:
+def refused(ask: AcquireRequest, status: int, values: list[Any]) -> Exception:
     """Returns the error for a request that the server refused."""
     name, ticket = ask.resource.name, ask.ticket
     if status == Status.FULL:
@@ -20,7 +22,12 @@ def refused(ask: AcquireRequest, status: int, values: list[int]) -> Exception:
         )
         return QueueFull(message, resource=name, ticket=ticket)
     if status == Status.MISFIT:
-        return weight_never_fits(ask, values[0])
+        return weight_never_fits(ask, values[0], of_key=len(values) > 1)
+    if status == Status.OTHER_WEIGHT and values[1:]:
+        return ValueError(
+            f"resource {name!r}: ticket {ticket!r} is known with {_key(values[1])}, not with {_key(ask.key)}. "
+            "Ask with the same key, or release it first"
+        )
     if status == Status.OTHER_WEIGHT:
         return ValueError(
             f"resource {name!r}: ticket {ticket!r} is known with weight {values[0]}, not {ask.weight}. "
@@ -28,19 +35,24 @@ def refused(ask: AcquireRequest, status: int, values: list[int]) -> Exception:
         )
     if values:
         message = (
-            f"resource {name!r}: a newer request replaced ticket {ticket!r}, by its `when_full`. Do not ask again for "
-            "the same work: the newer request is for it"
+            f"resource {name!r}: a newer request replaced ticket {ticket!r}, by its `when_full`. The newer one is for "
+            "the same work; should it have given up, ask with another ticket"
         )
         return Superseded(message, resource=name, ticket=ticket)
     message = f"resource {name!r}: ticket {ticket!r} was taken out of the queue by its ticket. Ask again to queue anew"
     return Withdrawn(message, resource=name, ticket=ticket)
 
 
-def weight_never_fits(ask: AcquireRequest, capacity: int) -> ValueError:
-    """Returns the error for a weight above the capacity."""
+def _key(key: str | bytes) -> str:
+    text = key if isinstance(key, str) else key.decode()
+    return f"the key {text!r}" if text else "no key"
+
+
+def weight_never_fits(ask: AcquireRequest, most: int, *, of_key: bool = False) -> ValueError:
+    """Returns the error for a weight above the capacity, or above what one key may have."""
+    bound = f"a key may have at most {most}" if of_key else f"the capacity is {most}"
     return ValueError(
-        f"resource {ask.resource.name!r}: weight {ask.weight} can never fit, the capacity is {capacity} "
-        f"(ticket {ask.ticket!r})"
+        f"resource {ask.resource.name!r}: weight {ask.weight} can never fit, {bound} (ticket {ask.ticket!r})"
     )
 
 

@@ -14,10 +14,14 @@ REFUSED_MS = 60_000  # how long a request that was replaced is refused, should i
 
 
 class Replacing:
-    """Sends `supersede` each time the request is queued, until the server has answered.
+    """Sends `supersede` once the request is queued, until the server has answered.
 
     The server goes by the order of arrival, so it does not matter which of several requests is the first to send it.
+    A request that has lost its place is no longer the newest: it queues again, and replaces nobody.
     """
+
+    _is_answered = False
+    _place = ""  # where the request was queued first
 
     def __init__(self, waiting: PendingAcquire, when_full: WhenFull) -> None:
         self._waiting = waiting
@@ -25,11 +29,13 @@ class Replacing:
         self._grace_ms = when_full.grace_ms
 
     def queued(self, _: Queued | None = None) -> None:
-        """Sends it now; a request whose connection is lost queues again, and so does this."""
+        """Sends it now; a request whose connection is lost is sent again, and so is this."""
         waiting, ask = self._waiting, self._waiting.ask
-        link = waiting.session.connection.endpoint_for(ask.resource)
-        if waiting.future.done():
+        place = waiting.place.name if waiting.place is not None else ""
+        self._place = self._place or place
+        if waiting.future.done() or self._is_answered or place != self._place:
             return
+        link = waiting.session.connection.endpoint_for(ask.resource)
         if not link.ready:
             waiting.ask_again(0)
             return
@@ -46,5 +52,8 @@ class Replacing:
                 waiting.ask_again(reply.retry_ms)
             else:
                 waiting.fail(reply.error(waiting.ask.resource.name, waiting.ask.ticket))
-        elif reply[2]:
+        elif not reply[2]:
+            self._is_answered = True
+        else:  # the call stopped at its batch limit: of requests to replace, or of grants, perhaps after its own
+            waiting.session.keeper.follow_up(waiting.ask.resource, waiting.ask.terms)
             self.queued()

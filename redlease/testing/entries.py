@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+READERS_MAX = 2**31 - 1  # the capacity of a read-write lock, and the weight of its writers
+
 
 @dataclass
 class Entry:
@@ -41,7 +43,8 @@ class Entry:
     @property
     def cost(self) -> int:
         """How far its turn takes the virtual time."""
-        return max(1, min(2**31, math.floor(1000 * self.weight / self.share + 0.5)))
+        weight = 1 if self.weight >= READERS_MAX else self.weight  # a writer's turn costs what a reader's does
+        return max(1, min(2**31, math.floor(1000 * weight / self.share + 0.5)))
 
     @property
     def is_shared(self) -> bool:

@@ -72,7 +72,7 @@ class Model(ResourceState):
         weight, priority, delay, per_key, share, rate, key_rate = read_asked(asked, declares=declares)
         known = self.find(ticket)
         live = known if known and self.is_live(known) else None
-        if refused := self.refusal_of_repeat(live, request, place, weight):
+        if refused := self.refusal_of_repeat(live, request, place, weight, key):
             return refused
         if live and live.fence:
             if self.set_limits(per_key, key_rate, rate) or self.turns.is_raised:
@@ -151,7 +151,7 @@ class Model(ResourceState):
             return self.capacity, self.declared
         return capacity if self.declared or not self.capacity else self.capacity, capacity
 
-    def refusal_of_repeat(self, live: Entry | None, request: str, place: str, weight: int) -> Reply:
+    def refusal_of_repeat(self, live: Entry | None, request: str, place: str, weight: int, key: str) -> Reply:
         """Return the reply to a late copy, or to a request that differs from an earlier one; empty if it is neither."""
         if self.tombstones.get(request, 0) > self.now:
             return [Status.WITHDRAWN, 1] if request in self.replaced else [Status.WITHDRAWN]
@@ -159,6 +159,8 @@ class Model(ResourceState):
             return [Status.WITHDRAWN, 1]
         if live and live.weight != weight:
             return [Status.OTHER_WEIGHT, live.weight]
+        if live and live.key != key:
+            return [Status.OTHER_WEIGHT, live.weight, live.key.encode()]
         return [Status.WITHDRAWN] if live and is_late(live, request, place) else []
 
     def refusal(self, entry: Entry, capacity: int, limit: int, place: str) -> Reply:
@@ -166,7 +168,7 @@ class Model(ResourceState):
         if entry.weight > capacity:
             return [Status.MISFIT, capacity]
         if self.never_fits(entry, limit):
-            return [Status.MISFIT, limit]
+            return [Status.MISFIT, limit, 1]
         return [Status.LAPSED] if self.places.get(place, self.now + 1) <= self.now else []
 
     def repeat_held(self, held: Entry, request: str, place: str, lease: int, idle: int) -> Reply:
@@ -189,7 +191,7 @@ class Model(ResourceState):
             queued.deadline = queued.deadline_from(self.now, lease)
             return self.granted(queued)
         if queued.ticket not in self.queue:  # its key may not have so much from now on
-            return [Status.MISFIT, self.turns.limit]
+            return [Status.MISFIT, self.turns.limit, 1]
         if not waiter_lease:
             return [Status.BUSY, 0]
         before = self.waiters().index(queued)
@@ -256,8 +258,8 @@ class Model(ResourceState):
             others = [claim for claim in known.claims if claim[1] != request]
             hit = known.fence == int(fence) > 0 if fence else not request or (known.names(request) and not others)
             if hit:
-                released = int(self.is_live(known))
-                if released and known.fence and waiting:
+                released = int(self.is_live(known) and not known.is_replaced)
+                if self.is_live(known) and known.fence and waiting:
                     lasted = self.now - known.since
                     self.lasted = (7 * (lasted if self.lasted is None else self.lasted) + lasted) / 8
                 self.remove(known)
@@ -320,7 +322,8 @@ class Model(ResourceState):
             return [0, 0]
         superseded = 0
         for other in [other for other in self.waiters() if other.key == queued.key]:
-            if other is queued or not self.turns.precedes(other, queued) or other.ticket not in self.queue:
+            is_before = self.turns.precedes(other, queued) and other.since <= queued.since
+            if other is queued or not is_before or other.ticket not in self.queue:
                 continue
             superseded += self.is_live(other)
             self.replace_waiter(other, tombstone)

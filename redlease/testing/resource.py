@@ -275,14 +275,14 @@ class ResourceState:
                 break
             del self.queue[waiting[0].ticket]
         if waiting and not self.over_limit(waiting[0]):
-            waiting[0].tag = (self.turns.virtual if begun is None else begun) + waiting[0].cost
+            waiting[0].tag = max(0, (self.turns.virtual if begun is None else begun) + waiting[0].cost)
         if not any(entry.key == key for entry in (*self.queue.values(), *self.users())):
             self.turns.numbers.pop(key, None)
 
-    def limit_on(self, key: str) -> Limit | None:
-        """Return what an operator has set for a key, or for each."""
+    def limit_on(self, key: str, *, lasting: bool = False) -> Limit | None:
+        """Return what an operator has set for a key, or for each; `lasting`: not the time for which it is held back."""
         names = (Limit.named("back", key), Limit.named("limit", key), Limit.named("each", ""))
-        found = [self.limits[name] for name in names if name in self.limits]
+        found = [self.limits[name] for name in names[lasting:] if name in self.limits]
         return next((limit for limit in found if limit.until > self.now), None)
 
     def over_limit(self, entry: Entry) -> bool:
@@ -296,7 +296,7 @@ class ResourceState:
     def never_fits(self, queued: Entry, limit: int | None = None) -> bool:
         """Tell whether a weight is more than its key may ever have; a limit of an operator may allow it for now."""
         limit = self.turns.limit if limit is None else limit
-        allowed = self.limit_on(queued.key)
+        allowed = self.limit_on(queued.key, lasting=True)
         return bool(queued.key) and 0 < limit < queued.weight and (not allowed or allowed.units < queued.weight)
 
     def make_way(self, weight: int, key: str) -> None:
@@ -339,3 +339,5 @@ class ResourceState:
             self.delays.append(Delay(entry.ticket, entry.weight, entry.deadline, until, self.now, entry.key))
         del (self.held if entry.fence else self.queue)[entry.ticket]
         self.give_turn(entry.key, None if entry.tag is None else entry.tag - entry.cost)
+        if entry.is_replaced:
+            self.turns.lead(list(self.queue.values()), entry.key)

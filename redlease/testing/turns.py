@@ -59,6 +59,17 @@ class Turns:
             return others[0]
         return tagged
 
+    def lead(self, queue: list[Entry], key: str) -> None:
+        """Let the first waiter of a key go before all others: it takes over the units of a permit of its key."""
+        first, own = self.first(queue), self.waiting(queue, key)
+        head = next((queued for queued in own if queued.tag is not None or not key), None)
+        if first is None or head is None or first.key == key:
+            return
+        if key:
+            head.tag = max(0, self.tag_of(first) - 1)
+        else:
+            self.start = self.tag_of(first) - 1 - head.cost
+
     def tag_of(self, first: Entry) -> int:
         """Return the tag of the first waiter of a key, or of those without one."""
         return self.start + first.cost if first.tag is None else first.tag

@@ -279,3 +279,54 @@ async def test_nothing_is_left_of_a_key(client: Redlease, raw: redis.asyncio.Red
     assert sorted(await served(pool, [waiting[0], *waiting[2:]])) == ["-", "a", "c"]
     fields = {field[:1] for field in await raw.hkeys(f"{prefix}:{{r}}:state")}
     assert not fields & {"p", "q", "g", "t"}
+
+
+async def test_a_ticket_has_one_key(client: Redlease, make_client: MakeClient) -> None:
+    """Another key with a ticket that waits or is held is refused, says which one it has, and replaces nobody."""
+    lock, other = client.lock("r"), (await make_client()).lock("r")
+    held = await lock.acquire(ticket="held", key="a")
+    (first,) = await queue_up(lock, 1, key="b")
+    (waiting,) = await queue_up(lock, 1, ticket="waiting", key="a")
+    for ticket, key in (("held", "b"), ("held", None), ("waiting", "b"), ("waiting", None)):
+        with pytest.raises(ValueError, match=f"ticket '{ticket}' is known with the key 'a', not with"):
+            await other.acquire(ticket=ticket, key=key, when_full="replace-waiter", timeout=20)
+    assert [waiter.key for waiter in (await lock.inspect()).waiters] == ["b", "a"]
+    assert await served(lock, [("b", first), ("a", waiting), ("a", done(held))]) == "aba"
+
+
+def done(permit: Permit) -> asyncio.Task[Permit]:
+    """Return a task whose result is that permit."""
+
+    async def return_it() -> Permit:
+        return permit
+
+    return asyncio.ensure_future(return_it())
+
+
+async def test_who_is_held_back_waits_whatever_it_weighs(client: Redlease) -> None:
+    """A weight that an operator has allowed to a key fits again when the key is no longer held back."""
+    pool = client.semaphore("r", capacity=10, per_key=2)
+    with pytest.raises(ValueError, match="weight 3 can never fit, a key may have at most 2"):
+        await pool.acquire(key="a", weight=3)
+    await pool.release(await pool.acquire(key="a"))
+    await pool.limit(5, key="a")
+    await pool.hold_back("a", 0.3)
+    new = await pool.acquire(key="a", weight=3, timeout=20)
+    (waiting,) = await queue_up(pool, 1, key="a", weight=4)
+    await pool.hold_back("a", 0.3)
+    assert await pool.release(new)
+    assert await pool.release(await waiting)
+
+
+async def test_a_writer_waits_no_longer_than_a_reader(client: Redlease) -> None:
+    """The turn of a writer costs as much as that of a reader, so readers with keys do not pass one for ever."""
+    lock = client.rwlock("r")
+    first = await lock.read.acquire()
+    writers = await queue_up(lock.write, 1, key="w")
+    readers = await queue_up(lock.read, 4, key="a")
+    assert await lock.read.release(first)
+    writer = await writers[0]
+    assert not any(reader.done() for reader in readers)
+    assert await lock.write.release(writer)
+    for reader in readers:
+        assert await lock.read.release(await reader)

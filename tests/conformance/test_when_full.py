@@ -155,7 +155,7 @@ async def test_a_permit_is_replaced(client: Redlease) -> None:
     with pytest.raises(LeaseLost):
         await lock.adopt(older)
     assert not newer.done()
-    assert await lock.release(older)
+    assert not await lock.release(older)
     permit = await newer
     assert permit.fence > older.fence
     assert await lock.release(permit)
@@ -164,6 +164,11 @@ async def test_a_permit_is_replaced(client: Redlease) -> None:
 async def is_not_held(pool: Semaphore, permit: Permit) -> bool:
     """Tell whether a permit is not held."""
     return not await pool.check(permit)
+
+
+async def until_not_held(pool: Semaphore, permit: Permit) -> None:
+    """Wait until a permit is not held."""
+    await eventually(lambda: is_not_held(pool, permit))
 
 
 async def test_the_grace_time(client: Redlease) -> None:
@@ -191,7 +196,7 @@ async def test_as_many_as_it_takes(client: Redlease) -> None:
     await eventually(lambda: is_not_held(pool, older[1]))
     assert [await pool.check(permit) for permit in (*older, other)] == [False, False, True, True]
     for permit in older[:2]:
-        assert await pool.release(permit)
+        assert not await pool.release(permit)
     permit = await newer
     assert await pool.check(older[2])
     for each in (permit, older[2], other):
@@ -225,7 +230,7 @@ async def test_many_at_once(client: Redlease) -> None:
     await eventually(lambda: sum(task.done() for task in tasks) == 19)
     (left,) = (task for task in tasks if not task.done())
     await superseded(*(task for task in tasks if task is not left))
-    assert await lock.release(first)
+    assert not await lock.release(first)
     assert await lock.release(await left)
     events = [entry.event for entry in await lock.history(1000)]
     assert events.count("superseded") == 20
@@ -240,7 +245,7 @@ async def test_who_was_replaced_may_ask_again(make_client: MakeClient, engine: s
     (newer,) = await queue_up(other.lock("r"), 1, when_full=HOLDER, grace=60)
     await eventually(lambda: is_not_held(lock, older))
     await superseded(asyncio.ensure_future(lock.acquire(ticket="t")))
-    assert await lock.release(older)
+    assert not await lock.release(older)
     assert await lock.release(await newer)
     again = await lock.acquire(ticket="t")
     assert again.fence > newer.result().fence
@@ -263,7 +268,7 @@ async def test_history_and_cancellation(client: Redlease) -> None:
         ("superseded", "waiter", 0),
         ("superseded", "holder", older.fence),
     ]
-    assert await lock.release(older)
+    assert not await lock.release(older)
     assert await lock.release(await lock.acquire())
 
 
@@ -337,11 +342,42 @@ async def test_beside_limits(client: Redlease) -> None:
     limited = await asked(pool, "limited", when_full=HOLDER, grace=60)
     await eventually(lambda: is_not_held(pool, older))
     await pool.pause()
-    assert await pool.release(older)
+    assert not await pool.release(older)
     newest = await asked(pool, "newest", when_full=HOLDER)
     await superseded(limited)
     await pool.unpause()
     assert await pool.release(await newest)
+
+
+@pytest.mark.parametrize("key", ["a", None])
+async def test_the_units_of_a_permit_are_for_who_replaced_it(client: Redlease, key: str | None) -> None:
+    """They do not go to requests of other keys that have waited for longer, at a limit of its key or without one."""
+    for options in ({"capacity": 2}, {"capacity": 2, "per_key": 1}):
+        pool = client.semaphore("r", **options)
+        other = await pool.acquire(key="b")
+        older = await pool.acquire(key=key)
+        (waiting,) = await queue_up(pool, 1, key="c")
+        newer = await asked(pool, "newer", key=key, when_full=HOLDER, grace=60)
+        await until_not_held(pool, older)
+        assert not await pool.release(older)
+        permit = await newer
+        assert not waiting.done()
+        assert await pool.release(permit)
+        assert await pool.release(await waiting)
+        assert await pool.release(other)
+
+
+async def test_a_request_with_a_priority_that_came_later_is_not_replaced(client: Redlease) -> None:
+    """The order of arrival counts, and not that in which they are served."""
+    lock = client.lock("r")
+    permit = await lock.acquire(key="a")
+    (older,) = await queue_up(lock, 1, key="a")
+    newer = await asked(lock, "newer", key="a", when_full=WAITER)
+    await superseded(older)
+    (urgent,) = await queue_up(lock, 1, key="a", priority=1)
+    assert await lock.release(permit)
+    assert await lock.release(await urgent)
+    assert await lock.release(await newer)
 
 
 @pytest.mark.parametrize(

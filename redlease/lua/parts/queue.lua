@@ -48,7 +48,8 @@ local function publish_to_sharers(place, request, kind, rest, save)
   end
 end
 
-local function remove_holder(ticket, weight)
+-- `replaced`: a newer request has replaced the permit, so its units are for the next waiter of its key.
+local function remove_holder(ticket, weight, replaced)
   if call('ZREM', holders, ticket) == 1 then used, excess = used - weight, excess - weight + 1 end
   call('HDEL', state, 't' .. ticket)
   local key = entry_of(ticket)
@@ -57,6 +58,7 @@ local function remove_holder(ticket, weight)
     turns.remove(ticket)
     if weight == 0 then turns.lifted(key) end
   end
+  if replaced and turns.lead then turns.lead(key) end
 end
 
 -- Recomputes the excess if all holders fit into one batch.
@@ -72,10 +74,10 @@ end
 
 -- Removes a holder whose lease has ended. With a lock delay its units stay in use for that long after it, held under a name of
 -- their own, which begins with a byte that no ticket, being UTF-8, contains.
-local function lapse(ticket, weight, ended)
+local function lapse(ticket, weight, ended, its_fence)
   if was[10] and string.byte(ticket) ~= 255 then
-    local _, its_fence, _, since, _, _, label = parse(call('HGET', state, 't' .. ticket) or '')
-    if its_fence then note('lost', ticket, its_fence, weight, ended - since, label) end
+    local _, fence_of_it, _, since, _, _, label = parse(call('HGET', state, 't' .. ticket) or '')
+    if fence_of_it then note('lost', ticket, fence_of_it, weight, ended - since, label) end
   end
   local until_ms = ended + tonumber(call('HGET', state, 'y') or 0)
   if until_ms > now and string.byte(ticket) ~= 255 then
@@ -89,14 +91,15 @@ local function lapse(ticket, weight, ended)
       turns.use(key, weight)
     end
   end
-  remove_holder(ticket, weight)
+  remove_holder(ticket, weight, its_fence and string.find(its_fence, '^0.'))
 end
 
 -- Removes holders whose lease has ended, and limits of keys, at most `limit` of each, and returns how many.
 local function reap(limit)
   local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
   for i = 1, #lapsed, 2 do
-    lapse(lapsed[i], parse(call('HGET', state, 't' .. lapsed[i]) or '') or 1, tonumber(lapsed[i + 1]))
+    local weight, its_fence = parse(call('HGET', state, 't' .. lapsed[i]) or '')
+    lapse(lapsed[i], weight or 1, tonumber(lapsed[i + 1]), its_fence)
   end
   local over = {}
   if turns.limits and turns.limits > 0 then

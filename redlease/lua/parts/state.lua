@@ -26,7 +26,7 @@ local function read(ticket)
     rate = {interval = tonumber(interval), burst = tonumber(burst), tat = tonumber(tat)}
   end
   if was[11] then
-    local count, virtual, start, numbers, raised, limits = string.match(was[11], '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+    local count, virtual, start, numbers, raised, limits = string.match(was[11], '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+)$')
     turns.count, turns.virtual, turns.start, turns.numbers = count + 0, virtual + 0, start + 0, numbers + 0
     turns.raised, turns.limits = raised + 0, limits + 0
   end

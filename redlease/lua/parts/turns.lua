@@ -16,16 +16,18 @@
 if turns.count > 0 or turns.key then (function() -- a function of its own, so that its locals enlarge no other call's stack
 local HEADS, REST = 2251799813685248, 4503599627370496 -- 2^51 and 2^52, so that tags and numbers are whole
 local ONE = 1000 -- a unit at share 1: tags are whole numbers
+local ALL = 2147483647 -- the weight of a writer: its turn costs no more than that of a reader
 if not was[11] then turns.virtual, turns.start, turns.numbers, turns.limits = 0, 0, 0, 0 end
 turns.limited = turns.limit > 0 or turns.limits > 0 or turns.interval
 
 local function cost(weight, share)
+  if weight >= ALL then weight = 1 end
   return math.max(1, math.min(2 ^ 31, math.floor(weight * ONE / share + 0.5)))
 end
 
 -- Returns the score of a tag. Should keys wait without a break until tags reach their end, first waiters go by arrival from then on.
 local function score_of(tag)
-  return format('%.0f', HEADS + math.min(tag, HEADS - 1))
+  return format('%.0f', HEADS + math.max(0, math.min(tag, HEADS - 1)))
 end
 
 local function weight_of(ticket)
@@ -76,7 +78,7 @@ end
 
 -- Returns whether a weight is more than its key may ever have; a limit of an operator may allow it more for now.
 function turns.is_heavy(key, weight)
-  return turns.limit > 0 and weight > turns.limit and limit_of(key) < weight
+  return turns.limit > 0 and weight > turns.limit and limit_of(key, true) < weight
 end
 
 -- Returns when the next token of a key is due, if it has none now. None comes later than one interval after the last: the rate may
@@ -329,6 +331,19 @@ function turns.first()
     return turns.ticket(head[1]), head[1], head[2] - HEADS, (turns.of(turns.ticket(head[1])))
   end
   return ticket, ticket, tag
+end
+
+-- Lets the first waiter of a key, nil for those without one, go before all others: it takes over units of its key.
+function turns.lead(key)
+  local _, _, lowest, its_key = turns.first()
+  if not lowest or its_key == key then return end
+  if not key then
+    local low = call('ZRANGEBYSCORE', queue, '-inf', '(' .. score_of(0), 'LIMIT', 0, 1)[1]
+    if low then turns.start = lowest - 1 - cost(weight_of(low), 1) end
+    return
+  end
+  local _, _, head = read_key(key)
+  if head ~= '' then call('ZADD', queue, score_of(lowest - 1), head) end
 end
 
 -- Takes the first waiter out of the queue, since it is granted; its record has been written.
