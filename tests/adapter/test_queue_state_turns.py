@@ -332,6 +332,40 @@ def test_a_permit_that_is_replaced() -> None:
         assert told(effects) == [("granted", "new/2")]
 
 
+@pytest.mark.parametrize("per_key", [None, 1])
+def test_the_units_of_a_permit_are_for_who_replaced_it(per_key: int | None) -> None:
+    """They do not go to requests of other keys that have waited for longer, at a limit of its key or without one."""
+    books = QueueState("r")
+    (granted,) = books.request(request("old", key="a", per_key=per_key), us(0))
+    assert granted.permit is not None
+    books.request(request("waiting", key="b", per_key=per_key), us(1))
+    books.request(request("new", key="a", per_key=per_key, full="replace-holder", grace_ms=500), us(2))
+    release = Release("old", granted.permit.fence, call="c")
+    assert told(books.release(release, us(3))) == [("granted", "new/0")]
+    assert not books.outcome("c")  # it was not held any more
+
+
+def test_a_ticket_has_one_key() -> None:
+    """With another one it is refused, whether it waits or is held."""
+    books = QueueState("r")
+    books.request(request("held", key="a"), us(0))
+    books.request(request("waiting", key="a"), us(1))
+    for ticket in ("held", "waiting"):
+        assert told(books.request(request(ticket, 1, key="b"), us(2))) == [("ValueError", f"{ticket}/1")]
+
+
+def test_a_writer_waits_no_longer_than_a_reader() -> None:
+    """Its turn costs as much as that of a reader, so readers with keys do not pass it for ever."""
+    books = QueueState("r")
+    all_units = 2**31 - 1
+    books.request(request("first", capacity=all_units), us(0))
+    books.request(request("writer", capacity=all_units, weight=all_units, key="w"), us(1))
+    for number in range(4):
+        books.request(request(f"reader{number}", capacity=all_units, key="a"), us(2))
+    (holder,) = books.holders
+    assert told(books.release(Release("first", holder.permit.fence), us(3))) == [("granted", "writer/0")]
+
+
 def test_a_waiter_that_is_replaced() -> None:
     """It is told so once, whoever shares its ticket too, and a late copy of it is refused."""
     books = QueueState("r")

@@ -18,7 +18,7 @@ from redlease_temporal.payloads.locks import Terms
 from .entries import Holder, Notification, Outcome, QueuedTicket
 from .replacing import replace_holders, superseded
 from .sizes import entry_size, state_size
-from .turns import misfit, next_in_turn
+from .turns import lead, misfit, next_in_turn
 
 LOOK_MS = 10_000  # how often a holder's run is checked at first while somebody waits, if its lease is longer
 IDLE_MS = 60_000  # how long a coordinator stays open unused
@@ -115,6 +115,9 @@ class QueueState:
         known = holder.permit.weight if holder else place.request.weight if place else asked.weight
         if known != asked.weight:
             return _refused(asked, "ValueError", f"ticket {asked.ticket!r} is known with weight {known}")
+        key = holder.permit.key or "" if holder else place.request.key if place else asked.key
+        if key != asked.key:
+            return _refused(asked, "ValueError", f"ticket {asked.ticket!r} is known with the key {key!r}")
         return None if holder or place else self._no_room(asked)
 
     def _no_room(self, asked: Request) -> Notification | None:
@@ -220,15 +223,15 @@ class QueueState:
         holder = self.holder(release.ticket)
         effects, released = [], False
         if holder is not None and (by_admin or release.fence == holder.permit.fence):
-            self.holders.remove(holder)
-            released = True
+            self._remove(holder)
+            released = not holder.replaced_by
             self._note_duration(now_us // 1000 - holder.permit.granted_at_ms)
             # Of several runs that share a permit, one releases it for all.
             effects += _lost(holder, "it was released by its ticket") if by_admin or holder.sharers else []
         elif holder is not None and release.request == holder.requester.request:
             released = True
             if not holder.passes_on():
-                self.holders.remove(holder)
+                self._remove(holder)
         elif holder is not None and release.request:
             holder.sharers = [each for each in holder.sharers if each.request != release.request]
         if release.request:
@@ -256,8 +259,14 @@ class QueueState:
             holder.sharers = [each for each in holder.sharers if each != effect.to]
             return []
         if not holder.passes_on():
-            self.holders.remove(holder)
+            self._remove(holder)
         return self._grant(now_us)
+
+    def _remove(self, holder: Holder) -> None:
+        """Frees the units of a permit; of one that was replaced they are for the next waiter of its key."""
+        self.holders.remove(holder)
+        if holder.replaced_by:
+            lead(self.queue, holder.permit.key or "", self._next(self.queue))
 
     def _leave(self, leaves: Callable[[QueuedTicket, Requester, int | None], bool]) -> list[Requester]:
         """Removes requesters from the queue, and tickets without any; returns the removed requesters."""
@@ -322,7 +331,8 @@ class QueueState:
         """Expires permits that are not kept, and waiters whose deadline has passed."""
         now_ms = now_us // 1000
         over = [each for each in self.holders if each.permit.expires_at_ms <= now_ms and not each.kept(now_ms)]
-        self.holders = [each for each in self.holders if each not in over]
+        for each in over:
+            self._remove(each)
         self._leave(lambda _place, _each, deadline_ms: deadline_ms is not None and deadline_ms <= now_ms)
         lost = [effect for each in over for effect in _lost(each, "its lease ran out")]
         return lost + self._grant_if_any(now_us)
@@ -347,7 +357,7 @@ class QueueState:
             if stays or (fate == "closed" and holder.passes_on()):
                 self._extend(holder, now_ms, lease_ms)
             elif fate == "closed" and holder.on_close == "release":
-                self.holders.remove(holder)
+                self._remove(holder)
             elif fate == "reset" and holder.downgraded:  # the new run may continue from before the downgrade
                 self.holders.remove(holder)
                 effects += _lost(holder, RESET_LATER)

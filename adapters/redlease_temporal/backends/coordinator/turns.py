@@ -11,6 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 
+from redlease.limits import CAPACITY_MAX
 from redlease_temporal.payloads.coordinator import Request
 
 from .entries import QueuedTicket
@@ -30,7 +31,15 @@ def misfit(asked: Request, capacity: int, per_key: int) -> str:
 
 def cost_of(asked: Request) -> int:
     """What a turn of a request costs its key."""
-    return max(1, min(COST_MAX, int(asked.weight * ONE / asked.share + 0.5)))
+    weight = 1 if asked.weight == CAPACITY_MAX else asked.weight  # a writer's turn costs what a reader's does
+    return max(1, min(COST_MAX, int(weight * ONE / asked.share + 0.5)))
+
+
+def lead(queue: list[QueuedTicket], key: str, first: QueuedTicket | None) -> None:
+    """Lets the first waiter of a key go before `first`, whose turn it is: it takes over units of its key."""
+    own = next((place for place in queue if place.request.key == key), None)
+    if own is not None and first is not None and own is not first and own.tag is not None:
+        own.tag = (first.tag or 0) - 1
 
 
 def next_in_turn(queue: list[QueuedTicket], virtual: int, may: Callable[[Request], bool]) -> QueuedTicket | None:
