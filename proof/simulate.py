@@ -12,7 +12,9 @@ import logging
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pprint import pformat
@@ -48,9 +50,20 @@ def failure(story: Story, engine: str) -> BaseException | None:
     return None
 
 
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Log nothing meanwhile: redlease warns of every loss."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@unheard()
 def simulate_some(drawn: list[str], engine: str, violations: int = 0) -> Simulated:
     """Simulate the stories of these seeds, or of the first ones with so many violations."""
-    logging.disable(logging.CRITICAL)  # redlease warns of every loss
     done = Simulated()
     for seed in drawn:
         story = stories.draw(seed)
@@ -123,9 +136,9 @@ def described(done: Simulated, seconds: float) -> list[str]:
     ]
 
 
+@unheard()
 def replay(seed: str, engine: str) -> bool:
     """Show the history of a seed, shrunk if it breaks a promise; return whether it does."""
-    logging.disable(logging.CRITICAL)
     story = stories.draw(seed)
     error = failure(story, engine)
     if error is None:

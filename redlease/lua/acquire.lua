@@ -10,7 +10,7 @@
 --       waiter_lease_ms 0: never queue; max_waiters: how many may wait, -1 for any number, and after it how many of the key)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared[, more]}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
---        {tag, BUSY, more} {tag, FULL, waiting, next[, of_key]} {tag, MISFIT, capacity[, of_key]} {tag, OTHER_WEIGHT, weight[, its_key]} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
+--        {tag, BUSY, more} {tag, FULL, waiting, next[, of_key]} {tag, MISFIT, capacity[, of_key]} {tag, OTHER_WEIGHT, weight[, of_key]} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
 -- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 100 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease, idle, label = tonumber(ARGV[7]), tonumber(ARGV[11]), ARGV[12]
@@ -159,8 +159,7 @@ if record then
   if kept then
     if string.find(its_fence, '^0.') then return {tag, WITHDRAWN, 1} end
     if its_weight ~= weight then return {tag, OTHER_WEIGHT, its_weight} end
-    local its_key = entry_of(ticket)
-    if its_key ~= key then return {tag, OTHER_WEIGHT, its_weight, its_key or ''} end
+    if entry_of(ticket) ~= key then return {tag, OTHER_WEIGHT, its_weight, 1} end
     -- A late copy, sent before its client moved to a new place, must not bind the ticket to the old place again. Epochs
     -- of different clients are not comparable: a request passed on to another client continues with that client's place.
     if share.is_late(its_place, its_request, request, place) then return {tag, WITHDRAWN} end

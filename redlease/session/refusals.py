@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from redlease.errors import AcquireTimeout, NotReplicated, QueueFull, Superseded, Withdrawn
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.replies import Status
 
 
-def refused(ask: AcquireRequest, status: int, values: list[Any]) -> Exception:
+def refused(ask: AcquireRequest, status: int, values: list[int]) -> Exception:
     """Returns the error for a request that the server refused."""
     name, ticket = ask.resource.name, ask.ticket
     if status == Status.FULL:
@@ -25,7 +23,7 @@ def refused(ask: AcquireRequest, status: int, values: list[Any]) -> Exception:
         return weight_never_fits(ask, values[0], of_key=len(values) > 1)
     if status == Status.OTHER_WEIGHT and values[1:]:
         return ValueError(
-            f"resource {name!r}: ticket {ticket!r} is known with {_key(values[1])}, not with {_key(ask.key)}. "
+            f"resource {name!r}: ticket {ticket!r} is known with another key than {ask.key or None!r}. "
             "Ask with the same key, or release it first"
         )
     if status == Status.OTHER_WEIGHT:
@@ -41,11 +39,6 @@ def refused(ask: AcquireRequest, status: int, values: list[Any]) -> Exception:
         return Superseded(message, resource=name, ticket=ticket)
     message = f"resource {name!r}: ticket {ticket!r} was taken out of the queue by its ticket. Ask again to queue anew"
     return Withdrawn(message, resource=name, ticket=ticket)
-
-
-def _key(key: str | bytes) -> str:
-    text = key if isinstance(key, str) else key.decode()
-    return f"the key {text!r}" if text else "no key"
 
 
 def weight_never_fits(ask: AcquireRequest, most: int, *, of_key: bool = False) -> ValueError:

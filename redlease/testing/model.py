@@ -160,7 +160,7 @@ class Model(ResourceState):
         if live and live.weight != weight:
             return [Status.OTHER_WEIGHT, live.weight]
         if live and live.key != key:
-            return [Status.OTHER_WEIGHT, live.weight, live.key.encode()]
+            return [Status.OTHER_WEIGHT, live.weight, 1]
         return [Status.WITHDRAWN] if live and is_late(live, request, place) else []
 
     def refusal(self, entry: Entry, capacity: int, limit: int, place: str) -> Reply:

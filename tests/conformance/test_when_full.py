@@ -352,8 +352,8 @@ async def test_beside_limits(client: Redlease) -> None:
 @pytest.mark.parametrize("key", ["a", None])
 async def test_the_units_of_a_permit_are_for_who_replaced_it(client: Redlease, key: str | None) -> None:
     """They do not go to requests of other keys that have waited for longer, at a limit of its key or without one."""
-    for options in ({"capacity": 2}, {"capacity": 2, "per_key": 1}):
-        pool = client.semaphore("r", **options)
+    for per_key in (None, 1):
+        pool = client.semaphore("r", capacity=2, per_key=per_key)
         other = await pool.acquire(key="b")
         older = await pool.acquire(key=key)
         (waiting,) = await queue_up(pool, 1, key="c")

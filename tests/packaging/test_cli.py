@@ -27,7 +27,7 @@ from redlease.cli.demo.evidence import Evidence, Kill, Sighting, Turn
 from redlease.cli.demo.run import Demo, Notice, without_secrets
 from redlease.cli.demo.screen import Screen, summary
 from redlease.cli.demo.timeline import draw
-from redlease.cli.demo.verdict import Verdict, judge
+from redlease.cli.demo.verdict import ALLOWANCE, Verdict, judge
 from redlease.cli.snapshot import lines_of
 
 from command_line import COMMAND, HARMLESS, HOSTILE, run, run_async, seen_on_terminal
@@ -75,7 +75,8 @@ def test_the_demo_keeps_its_promises(demo: tuple[dict[str, Any], str]) -> None:
     assert told["all_served"]
     assert [kill["what"] for kill in told["kills"]] == ["holder", "waiter"]
     assert all(
-        kill["recovered_within_lease"] and 0 < kill["seconds_lost"] <= kill["lease"] + 0.15 for kill in told["kills"]
+        kill["recovered_within_lease"] and 0 < kill["seconds_lost"] <= kill["lease"] + ALLOWANCE
+        for kill in told["kills"]
     )
     assert 60 <= told["grants"] <= 80
 

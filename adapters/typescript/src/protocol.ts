@@ -90,9 +90,9 @@ export function acquireValues(ask: Ask, request: string, place: string, arrival:
 
 /** The statuses of `acquire` and `beat`, with the values that follow each of `acquire`'s. */
 export const STATUSES = [
-  ["granted", "fence", "grantedAtMs", "deadlineMs", "capacity", "wasDeclared"],
+  ["granted", "fence", "grantedAtMs", "deadlineMs", "capacity", "wasDeclared", "more"],
   ["queued", "sequence", "ahead", "soonestMs", "capacity", "wasDeclared", "more", "nowMs"],
-  ["busy", "more"], ["full", "waiting", "next", "ofKey"], ["misfit", "capacity"], ["otherWeight", "weight"], ["withdrawn", "superseded"], ["lapsed"],
+  ["busy", "more"], ["full", "waiting", "next", "ofKey"], ["misfit", "capacity", "ofKey"], ["otherWeight", "weight", "ofKey"], ["withdrawn", "superseded"], ["lapsed"],
 ] as const;
 export const BEAT = ["queued", "ahead", "soonestMs", "capacity", "more"] as const;
 type Status = (typeof STATUSES)[number][0];
