@@ -248,6 +248,14 @@ WORKLOADS = {
         Terms(callers=64, lease=3.0, renewed=True),
         once=True,
     ),
+    "holds": Workload(
+        "10,000 leases of 10 s, renewed",
+        renewals,
+        {"leases": 10_000, "seconds": 20.0, "settle_s": 5.0},
+        Terms(lease=10.0, renewed=True),
+        once=True,
+        library_only=True,
+    ),
 }
 
 # Throughput against the number of tasks.

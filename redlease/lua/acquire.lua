@@ -39,7 +39,7 @@ if declared ~= wanted and declares then
 end
 if not weight then
   local its_weight, its_priority, delay, entries, per_key, its_share, its_rate, key_rate =
-    string.match(ARGV[6], '^(%d+) (%d+) (%d*) ?(%d*) ?(%d*) ?([%d.]*) ?([%d:]*) ?([%d:]*)$')
+    string.match(ARGV[6], '^(%d+) (%d+) ?(%d*) ?(%d*) ?(%d*) ?([%d.]*) ?([%d:]*) ?([%d:]*)$')
   weight, priority, share_of_key = tonumber(its_weight), tonumber(its_priority), tonumber(its_share) or 1
   if not declares then delay, entries, per_key, its_rate, key_rate = '', '', '', '', '' end
   local interval, burst = string.match(key_rate, '^(%d+):?(%d*)$')
@@ -194,7 +194,7 @@ if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size 
   if record and not queued_since then
     local its_weight, its_fence = parse(record)
     if its_fence ~= '0' then
-      lapse(ticket, its_weight, tonumber(call('ZSCORE', holders, ticket) or 0))
+      lapse(ticket, its_weight, tonumber(call('ZSCORE', holders, ticket) or 0), its_fence)
     else
       remove_waiter(ticket)
     end

@@ -5,7 +5,7 @@
 --       request shares it; neither: any. Other requests that share a removed ticket are notified; tombstone_ms > 0: late
 --       copies of that request grant nothing; notify 1: notify the client whose ticket it was; ticket "": only continue
 --       the work that a call left at its batch limit)
--- Reply: {tag, released, more}; released 1 if a live permit or place was removed, else 0: also for a permit that was replaced
+-- Reply: {tag, released, more}; released 1 if a live permit or place was removed, else 0
 -- Cost: O(log n), and O(log n) for each of at most 100 that it grants.
 local tag, ticket, its_request, its_fence = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
@@ -47,7 +47,7 @@ if record then
       local deadline = tonumber(call('ZSCORE', holders, ticket) or 0)
       if deadline > now then
         local replaced = string.find(held_fence, '^0.')
-        released, lasted = replaced and 0 or 1, now - since
+        released, lasted = 1, now - since
         remove_holder(ticket, weight, replaced)
         note(notify and 'forced' or 'released', ticket, held_fence, weight, lasted, label)
       else

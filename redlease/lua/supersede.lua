@@ -20,7 +20,7 @@ local score = call('ZSCORE', queue, entry)
 local earlier = key and turns.before(key, entry) or call('ZRANGEBYSCORE', queue, '-inf', '(' .. score, 'LIMIT', 0, BATCH)
 call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
 
-local superseded = 0
+local superseded, removed = 0, 0
 for _, other in ipairs(earlier) do
   other = ticket_of(other)
   local its_weight, _, _, since, its_place, requests, label = parse(call('HGET', state, 't' .. other) or '')
@@ -35,6 +35,7 @@ for _, other in ipairs(earlier) do
     tombstones = math.max(tombstones, now + tombstone)
     set('x', format('%d', tombstones))
     remove_waiter(other)
+    removed = removed + 1
     publish_to_sharers(its_place, requests, 's', ' ' .. ticket)
   end
 end
@@ -85,4 +86,4 @@ if ends_holders then
 end
 local more = grant_waiting()
 commit(math.max(now, tombstones), idle)
-return {tag, superseded, #earlier >= BATCH and 1 or more}
+return {tag, superseded, #earlier >= BATCH and removed > 0 and 1 or more}

@@ -52,6 +52,7 @@ class PendingAcquire:
     may_be_duplicated = False  # whether a copy may still reach the server from a lost connection
     deadline_ms = 0.0
     task: asyncio.Task[object] | None = None  # the task that made the request
+    has_been_granted = False  # whether it asks once more, since its grant was over before its task went on
     is_handed_over = False  # whether a message delivered the grant: its lease is the rest of the place's
     due_ms: float | None = None
     buffered_messages: tuple[Message, ...] = ()  # received between the grant and the start of its lease here
@@ -198,6 +199,7 @@ class PendingAcquire:
         )
         self.future = asyncio.get_running_loop().create_future()
         self.sequence, self.is_handed_over, self.buffered_messages = None, False, ()
+        self.has_been_granted = True
         if not self.on_due(now_ms):
             self.fail_if_refused()
         return self.future

@@ -17,7 +17,8 @@ class Replacing:
     """Sends `supersede` once the request is queued, until the server has answered.
 
     The server goes by the order of arrival, so it does not matter which of several requests is the first to send it.
-    A request that has lost its place is no longer the newest: it queues again, and replaces nobody.
+    A request that has lost its place, or the grant that it got, is no longer the newest: it queues again, and replaces
+    nobody.
     """
 
     _is_answered = False
@@ -33,7 +34,8 @@ class Replacing:
         waiting, ask = self._waiting, self._waiting.ask
         place = waiting.place.name if waiting.place is not None else ""
         self._place = self._place or place
-        if waiting.future.done() or self._is_answered or place != self._place:
+        is_newest = place == self._place and not waiting.has_been_granted
+        if waiting.future.done() or self._is_answered or not is_newest:
             return
         link = waiting.session.connection.endpoint_for(ask.resource)
         if not link.ready:

@@ -258,8 +258,8 @@ class Model(ResourceState):
             others = [claim for claim in known.claims if claim[1] != request]
             hit = known.fence == int(fence) > 0 if fence else not request or (known.names(request) and not others)
             if hit:
-                released = int(self.is_live(known) and not known.is_replaced)
-                if self.is_live(known) and known.fence and waiting:
+                released = int(self.is_live(known))
+                if released and known.fence and waiting:
                     lasted = self.now - known.since
                     self.lasted = (7 * (lasted if self.lasted is None else self.lasted) + lasted) / 8
                 self.remove(known)
@@ -281,7 +281,7 @@ class Model(ResourceState):
         if held is None:
             return [0, self.capacity, 0]
         until = held.deadline_from(self.now, lease)
-        held.deadline = until if shorten != "0" else max(held.deadline, until)
+        held.deadline = max(held.deadline, until) if shorten in {"0", "write"} else until
         held.lease = lease
         self.keep(idle)
         return [held.deadline, self.capacity, len(self.queue)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -155,7 +156,7 @@ async def test_a_permit_is_replaced(client: Redlease) -> None:
     with pytest.raises(LeaseLost):
         await lock.adopt(older)
     assert not newer.done()
-    assert not await lock.release(older)
+    assert await lock.release(older)
     permit = await newer
     assert permit.fence > older.fence
     assert await lock.release(permit)
@@ -196,7 +197,7 @@ async def test_as_many_as_it_takes(client: Redlease) -> None:
     await eventually(lambda: is_not_held(pool, older[1]))
     assert [await pool.check(permit) for permit in (*older, other)] == [False, False, True, True]
     for permit in older[:2]:
-        assert not await pool.release(permit)
+        assert await pool.release(permit)
     permit = await newer
     assert await pool.check(older[2])
     for each in (permit, older[2], other):
@@ -230,7 +231,7 @@ async def test_many_at_once(client: Redlease) -> None:
     await eventually(lambda: sum(task.done() for task in tasks) == 19)
     (left,) = (task for task in tasks if not task.done())
     await superseded(*(task for task in tasks if task is not left))
-    assert not await lock.release(first)
+    assert await lock.release(first)
     assert await lock.release(await left)
     events = [entry.event for entry in await lock.history(1000)]
     assert events.count("superseded") == 20
@@ -245,7 +246,7 @@ async def test_who_was_replaced_may_ask_again(make_client: MakeClient, engine: s
     (newer,) = await queue_up(other.lock("r"), 1, when_full=HOLDER, grace=60)
     await eventually(lambda: is_not_held(lock, older))
     await superseded(asyncio.ensure_future(lock.acquire(ticket="t")))
-    assert not await lock.release(older)
+    assert await lock.release(older)
     assert await lock.release(await newer)
     again = await lock.acquire(ticket="t")
     assert again.fence > newer.result().fence
@@ -268,7 +269,7 @@ async def test_history_and_cancellation(client: Redlease) -> None:
         ("superseded", "waiter", 0),
         ("superseded", "holder", older.fence),
     ]
-    assert not await lock.release(older)
+    assert await lock.release(older)
     assert await lock.release(await lock.acquire())
 
 
@@ -342,7 +343,7 @@ async def test_beside_limits(client: Redlease) -> None:
     limited = await asked(pool, "limited", when_full=HOLDER, grace=60)
     await eventually(lambda: is_not_held(pool, older))
     await pool.pause()
-    assert not await pool.release(older)
+    assert await pool.release(older)
     newest = await asked(pool, "newest", when_full=HOLDER)
     await superseded(limited)
     await pool.unpause()
@@ -359,12 +360,30 @@ async def test_the_units_of_a_permit_are_for_who_replaced_it(client: Redlease, k
         (waiting,) = await queue_up(pool, 1, key="c")
         newer = await asked(pool, "newer", key=key, when_full=HOLDER, grace=60)
         await until_not_held(pool, older)
-        assert not await pool.release(older)
+        assert await pool.release(older)
         permit = await newer
         assert not waiting.done()
         assert await pool.release(permit)
         assert await pool.release(await waiting)
         assert await pool.release(other)
+
+
+async def test_who_asks_again_after_the_grace_time_leaves_the_units_to_who_replaced_it(client: Redlease) -> None:
+    """The call that finds the replaced permit expired is that of its own ticket."""
+    pool = client.semaphore("r", capacity=2)
+    other = await pool.acquire(key="z")
+    await pool.acquire(ticket="old", key="a")
+    (waiting,) = await queue_up(pool, 1, key="b")
+    newer = await asked(pool, "newer", key="a", when_full=HOLDER, grace=0.2)
+    again = asyncio.create_task(pool.acquire(ticket="old", key="a"))
+    with contextlib.suppress(Superseded):
+        await again
+        pytest.fail("it was granted before the newer one")
+    permit = await newer
+    assert not waiting.done()
+    assert await pool.release(permit)
+    assert await pool.release(await waiting)
+    assert await pool.release(other)
 
 
 async def test_a_request_with_a_priority_that_came_later_is_not_replaced(client: Redlease) -> None:

@@ -46,6 +46,7 @@ TINY: dict[str, dict[str, Any]] = {
     "w4c8": {"waiters": 20},
     "w5": {"waiters": 10, "seconds": 0.5, "settle_s": 0.3},
     "w6": {"leases": 10, "seconds": 1.5, "settle_s": 0.2},
+    "holds": {"leases": 10, "seconds": 1.5, "settle_s": 0.2},
     "tasks8": {"seconds": 0.05},
     "queue100": {"grants": 200},
     "capacity100": {"grants": 200},

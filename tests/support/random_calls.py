@@ -101,7 +101,9 @@ class RandomCalls:
         capacity = self.capacity
         if capacity < CAPACITY_MAX and draw.random() < 0.03:
             capacity = self.capacity = draw.randint(1, 5)
+        known = self.model.find(ticket)
         key = draw.choice(self.keys) if self.keys else ""
+        key = known.key if known and draw.random() < 0.9 else key
         most: int | str = draw.choice([-1, -1, -1, 2, 4])
         if key and draw.random() < 0.3:
             most = f"{most} {draw.choice([0, 1, 2, 3])}"

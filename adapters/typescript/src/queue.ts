@@ -79,7 +79,9 @@ export class Pending {
   #read(sentMs: number, place: Place, from: string, reply: Reply): void {
     const {resource, ticket, weight, leaseMs, waiterLeaseMs} = this.ask;
     switch (reply.status) {
-      case "granted": return this.end({...reply, untilMs: sentMs + leaseMs - SERVER_TICK_MS, handedOver: false});
+      case "granted":
+        if (reply.more) this.session.followUp(this.ask);
+        return this.end({...reply, untilMs: sentMs + leaseMs - SERVER_TICK_MS, handedOver: false});
       case "queued":
         this.#serverAheadMs = reply.nowMs - sentMs;
         if (reply.more) this.session.followUp(this.ask);
@@ -97,7 +99,7 @@ export class Pending {
         return void this.send();
       case "busy": return reply.more ? void this.send() : this.#refused();
       case "misfit": return this.fail(new RangeError(`${resource}: weight ${weight} exceeds the capacity, ${reply.capacity}`));
-      case "otherWeight": return this.#refused(new RangeError(`${resource}: ticket ${ticket} has weight ${reply.weight}, not ${weight}`));
+      case "otherWeight": return this.#refused(new RangeError(`${resource}: ticket ${ticket} has ${reply.ofKey ? "a key" : `weight ${reply.weight}, not ${weight}`}`));
       case "withdrawn": return this.fail(new Withdrawn("it was taken out of the queue by its ticket", resource, ticket));
     }
   }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Literal
 
 import pytest
 from asking import ask
 
+import redlease.sync
 from redlease import Superseded
 
 from helpers import cancel, eventually, queue_up, until_waiting
@@ -114,3 +116,24 @@ async def test_a_repeated_request_that_lifts_a_limit_lets_everybody_begin(
     assert len(await asyncio.wait_for(asyncio.gather(*waiting), 5)) == 120
     await pool.release_all()
     await cancel(*waiting)
+
+
+async def test_a_request_whose_grant_was_lost_replaces_nobody(
+    servers: Servers, make_client: MakeClient, prefix: str
+) -> None:
+    """Its lease was over before its task went on: it asks once more, behind those that have come since."""
+    client = await make_client(url=servers["valkey9"].url)
+    lock = client.lock("r", lease=0.3)
+    await lock.locked()
+    asking = asyncio.create_task(lock.acquire(when_full=HOLDER, grace=60))
+    await asyncio.sleep(0)  # it is sent
+    with redlease.sync.Redlease.from_url(servers["valkey9"].url, prefix=prefix) as other:
+        acquiring = asyncio.create_task(asyncio.to_thread(other.lock("r").acquire, timeout=10))
+        await asyncio.sleep(0)
+        time.sleep(0.6)  # the loop stands still, and the other one gets the lock
+        newer = await acquiring
+        await until_waiting(lock, 1)
+        await lock.locked()
+        assert await lock.check(newer)
+        assert await lock.release(newer)
+    assert await lock.release(await asking)

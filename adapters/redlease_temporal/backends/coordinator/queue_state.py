@@ -224,7 +224,7 @@ class QueueState:
         effects, released = [], False
         if holder is not None and (by_admin or release.fence == holder.permit.fence):
             self._remove(holder)
-            released = not holder.replaced_by
+            released = True
             self._note_duration(now_us // 1000 - holder.permit.granted_at_ms)
             # Of several runs that share a permit, one releases it for all.
             effects += _lost(holder, "it was released by its ticket") if by_admin or holder.sharers else []
@@ -323,7 +323,8 @@ class QueueState:
 
     def _extend(self, holder: Holder, now_ms: int, lease_ms: int) -> None:
         holder.looked_ms = now_ms
-        holder.permit = replace(holder.permit, lease_ms=lease_ms, expires_at_ms=now_ms + lease_ms)
+        if not holder.replaced_by:  # else it lasts for the grace time that it was given
+            holder.permit = replace(holder.permit, lease_ms=lease_ms, expires_at_ms=now_ms + lease_ms)
 
     # Time
 

@@ -237,7 +237,7 @@ class TicketTracker:
             self._told = recorded is None
             if self._told:
                 await self._pause(self._renewal_s)
-        self.record.fence = 0
+        self.record.fence, self.record.full = 0, "wait"  # what has come since then is newer
 
     async def _granted_and_recorded(self) -> bool:
         if not self.record.fence:
