@@ -79,7 +79,7 @@ class Bench:
         async def so_many() -> bool:
             return len((await self.seen(actor, **on)).waiters) == count
 
-        await eventually(so_many)
+        await eventually(so_many, 60)
 
     async def makespan_within(self, most: float) -> None:
         """See eight consumers of 200 ms at three at a time take no longer than so much of the ideal 0.6 s.

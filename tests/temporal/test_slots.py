@@ -60,7 +60,7 @@ async def line_of(bench: Bench, count: int) -> list[str]:
         line = [each["requester"]["workflow_id"] for each in await slot(bench).query("line")]
         return line if len(line) == count else None
 
-    line: list[str] = await eventually(so_many)
+    line: list[str] = await eventually(so_many, 60)
     return line
 
 
