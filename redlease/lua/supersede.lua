@@ -7,7 +7,8 @@
 -- Reply: {tag, superseded, more}; superseded: how many live permits and places; 0 too if that request does not wait
 -- Cost: O(log n), and O(log n) for each of at most 100 waiters; of the holders it looks at the 100 whose leases end first.
 local tag, ticket, its_request, ends_holders = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
-local tombstone, grace, idle = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local tombstone, idle = tonumber(ARGV[5]), tonumber(ARGV[7])
+local grace = math.max(1, tonumber(ARGV[6])) -- no permit ends in the ms in which it began: its lock delay is named by its ticket and end
 
 --#include state
 read(ticket)

@@ -150,8 +150,10 @@ class Lease(BlockTask):
             )
             self._tail = None if self._first else tail
         # The first renewal of a queued grant may move its deadline to an earlier time: apply that when it is sent.
-        self.deadline_ms = min(self.deadline_ms, now_ms + self.ask.terms.lease_ms - clock.SERVER_TICK_MS)
-        self.keeper.schedule.at(self.deadline_ms, self)
+        until_ms = now_ms + self.ask.terms.lease_ms - clock.SERVER_TICK_MS
+        if until_ms < self.deadline_ms:
+            self.deadline_ms = until_ms
+            self.keeper.schedule.at(until_ms, self)
         link.send(self.ask.resource, scripts.RENEW, tail, partial(self._renewed, now_ms))
         self._in_flight = True
         return True

@@ -343,7 +343,7 @@ class Model(ResourceState):
 
     def replace_holder(self, other: Entry, grace: int) -> None:
         """Let a permit last for so long at most, and not be renewed."""
-        other.is_replaced, other.deadline = True, min(other.deadline, self.now + grace)
+        other.is_replaced, other.deadline = True, min(other.deadline, self.now + max(1, grace))
 
     def replace_holders(self, queued: Entry, grace: int) -> int:
         """End the oldest permits of the key of a waiter until it fits; return how many.
