@@ -119,15 +119,18 @@ class ResourceState:
         return self.used() + weight <= self.capacity
 
     def reap(self) -> None:
-        """Remove the expired permits, and the delays that are over."""
-        over = [delay for delay in self.delays if delay.until <= self.now]
-        self.delays = [delay for delay in self.delays if delay not in over]
-        for delay in over:
-            self.give_turn(delay.key)
-        for held in [held for held in self.held.values() if not self.is_live(held)]:
-            self.remove(held)
-        ended = [limit for limit in self.limits.values() if limit.until <= self.now]
-        for limit in sorted(ended, key=lambda limit: (limit.score, limit.name)):
+        """Remove the expired permits, and the delays that are over, in the order in which they ended."""
+        ends: list[tuple[int, bytes, Entry | Delay]] = []
+        ends += [(delay.until, delay.name, delay) for delay in self.delays if delay.until <= self.now]
+        ends += [(held.deadline, held.ticket.encode(), held) for held in self.held.values() if not self.is_live(held)]
+        for _, _, ended in sorted(ends, key=lambda end: end[:2]):
+            if isinstance(ended, Entry):
+                self.remove(ended)
+            else:
+                self.delays.remove(ended)
+                self.give_turn(ended.key)
+        lifted = [limit for limit in self.limits.values() if limit.until <= self.now]
+        for limit in sorted(lifted, key=lambda limit: (limit.score, limit.name)):
             self.lift(limit.name)
 
     def lift(self, name: bytes) -> None:
