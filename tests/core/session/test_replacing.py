@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import queue
+import threading
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -15,6 +16,8 @@ from redlease import Superseded
 from helpers import cancel, eventually, queue_up, until_waiting
 
 if TYPE_CHECKING:
+    from redlease import Permit
+
     from conftest import MakeClient, MakeProxy, Servers
 
 Mode = Literal["replace-waiter", "replace-holder"]
@@ -56,12 +59,13 @@ async def test_a_request_that_lost_its_place_replaces_nobody(
     client, other = [await make_client(url=servers["valkey9"].url) for _ in range(2)]
     lock = client.lock("r")
     permit = await lock.acquire(key="a")
-    (stalled,) = await queue_up(other.lock("r", waiter_lease=1), 1, key="a", when_full=HOLDER, grace=60)
+    (stalled,) = await queue_up(other.lock("r", waiter_lease=60), 1, key="a", when_full=HOLDER, grace=60)
     servers["valkey9"].cli(
         "ZADD", f"{prefix}:{{r}}:waiters", 1, other.session.name
     )  # as if the process had stood still
     await lock.release(permit)
     newer = await lock.acquire(key="a")
+    other.session.on_ready()  # it goes on, and asks the server
     await until_waiting(lock, 1)
     await other.lock("r").locked()
     await other.lock("r").locked()
@@ -127,11 +131,10 @@ async def test_a_request_whose_grant_was_lost_replaces_nobody(
     await lock.locked()
     asking = asyncio.create_task(lock.acquire(when_full=HOLDER, grace=60))
     await asyncio.sleep(0)  # it is sent
+    granted: queue.Queue[Permit] = queue.Queue()
     with redlease.sync.Redlease.from_url(servers["valkey9"].url, prefix=prefix) as other:
-        acquiring = asyncio.create_task(asyncio.to_thread(other.lock("r").acquire, timeout=10))
-        await asyncio.sleep(0)
-        time.sleep(0.6)  # the loop stands still, and the other one gets the lock
-        newer = await acquiring
+        threading.Thread(target=lambda: granted.put(other.lock("r").acquire(timeout=20))).start()
+        newer = granted.get(timeout=20)  # the loop stands still until the other one has the lock
         await until_waiting(lock, 1)
         await lock.locked()
         assert await lock.check(newer)
