@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-READERS_MAX = 2**31 - 1  # the capacity of a read-write lock, and the weight of its writers
+from redlease.limits import CAPACITY_MAX
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Entry:
     @property
     def cost(self) -> int:
         """How far its turn takes the virtual time."""
-        weight = 1 if self.weight >= READERS_MAX else self.weight  # a writer's turn costs what a reader's does
+        weight = 1 if self.weight >= CAPACITY_MAX else self.weight  # a writer's turn costs what a reader's does
         return max(1, min(2**31, math.floor(1000 * weight / self.share + 0.5)))
 
     @property

@@ -150,7 +150,7 @@ async def test_a_permit_is_replaced(client: Redlease) -> None:
     lock = client.lock("r")
     older = await lock.acquire()
     (newer,) = await queue_up(lock, 1, when_full=HOLDER, grace=60)
-    await eventually(lambda: is_not_held(lock, older))
+    await until_not_held(lock, older)
     with pytest.raises(LeaseLost):
         await lock.renew(older)
     with pytest.raises(LeaseLost):
@@ -194,7 +194,7 @@ async def test_as_many_as_it_takes(client: Redlease) -> None:
     (waiter,) = await queue_up(pool, 1, key="a")
     newer = await asked(pool, "newer", key="a", weight=2, when_full=HOLDER, grace=60)
     await superseded(waiter)
-    await eventually(lambda: is_not_held(pool, older[1]))
+    await until_not_held(pool, older[1])
     assert [await pool.check(permit) for permit in (*older, other)] == [False, False, True, True]
     for permit in older[:2]:
         assert await pool.release(permit)
@@ -244,7 +244,7 @@ async def test_who_was_replaced_may_ask_again(make_client: MakeClient, engine: s
     lock = client.lock("r", lease=60)
     older = await lock.acquire(ticket="t")
     (newer,) = await queue_up(other.lock("r"), 1, when_full=HOLDER, grace=60)
-    await eventually(lambda: is_not_held(lock, older))
+    await until_not_held(lock, older)
     await superseded(asyncio.ensure_future(lock.acquire(ticket="t")))
     assert await lock.release(older)
     assert await lock.release(await newer)
@@ -260,7 +260,7 @@ async def test_history_and_cancellation(client: Redlease) -> None:
     (waiter,) = await queue_up(lock, 1, ticket="waiter")
     newer = await asked(lock, "newer", when_full=HOLDER, grace=60)
     await superseded(waiter)
-    await eventually(lambda: is_not_held(lock, older))
+    await until_not_held(lock, older)
     await cancel(newer)
     await until_waiting(lock, 0)
     told = [(entry.event, entry.ticket, entry.fence) for entry in await lock.history()]
@@ -341,7 +341,7 @@ async def test_beside_limits(client: Redlease) -> None:
     older = await pool.acquire()
     await pool.limit(1)
     limited = await asked(pool, "limited", when_full=HOLDER, grace=60)
-    await eventually(lambda: is_not_held(pool, older))
+    await until_not_held(pool, older)
     await pool.pause()
     assert await pool.release(older)
     newest = await asked(pool, "newest", when_full=HOLDER)

@@ -9,7 +9,7 @@ from typing import Any
 from .evidence import Evidence, Kill, KillKind, Turn, steps
 
 # A lease starts with the last renewal, which may be as late as the kill. A message and a timer add to it, on a machine
-# that runs ten processes and may have neighbours.
+# that runs ten processes and may have neighbours. The promise is one heartbeat, a third of a waiter lease: 0.67 s.
 ALLOWANCE = 0.5
 
 

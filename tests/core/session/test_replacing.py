@@ -13,7 +13,7 @@ from asking import ask
 import redlease.sync
 from redlease import Superseded
 
-from helpers import cancel, eventually, queue_up, until_waiting
+from helpers import eventually, queue_up, until_waiting
 
 if TYPE_CHECKING:
     from redlease import Permit
@@ -60,9 +60,8 @@ async def test_a_request_that_lost_its_place_replaces_nobody(
     lock = client.lock("r")
     permit = await lock.acquire(key="a")
     (stalled,) = await queue_up(other.lock("r", waiter_lease=60), 1, key="a", when_full=HOLDER, grace=60)
-    servers["valkey9"].cli(
-        "ZADD", f"{prefix}:{{r}}:waiters", 1, other.session.name
-    )  # as if the process had stood still
+    # As if the process had stood still.
+    servers["valkey9"].cli("ZADD", f"{prefix}:{{r}}:waiters", 1, other.session.name)
     await lock.release(permit)
     newer = await lock.acquire(key="a")
     other.session.on_ready()  # it goes on, and asks the server
@@ -119,7 +118,6 @@ async def test_a_repeated_request_that_lifts_a_limit_lets_everybody_begin(
     await client.semaphore("r", capacity=300, per_key=0, waiter_lease=30).acquire(key="a", ticket="first")
     assert len(await asyncio.wait_for(asyncio.gather(*waiting), 5)) == 120
     await pool.release_all()
-    await cancel(*waiting)
 
 
 async def test_a_request_whose_grant_was_lost_replaces_nobody(

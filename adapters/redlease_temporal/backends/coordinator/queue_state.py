@@ -112,12 +112,11 @@ class QueueState:
         return effects + self._grant(now_us)
 
     def _refusal(self, asked: Request, holder: Holder | None, place: QueuedTicket | None) -> Notification | None:
-        known = holder.permit.weight if holder else place.request.weight if place else asked.weight
-        if known != asked.weight:
-            return _refused(asked, "ValueError", f"ticket {asked.ticket!r} is known with weight {known}")
-        key = holder.permit.key or "" if holder else place.request.key if place else asked.key
-        if key != asked.key:
-            return _refused(asked, "ValueError", f"ticket {asked.ticket!r} is known with the key {key!r}")
+        known = holder.permit if holder else place.request if place else asked
+        if known.weight != asked.weight:
+            return _refused(asked, "ValueError", f"ticket {asked.ticket!r} is known with weight {known.weight}")
+        if (known.key or "") != asked.key:
+            return _refused(asked, "ValueError", f"ticket {asked.ticket!r} is known with the key {known.key or ''!r}")
         return None if holder or place else self._no_room(asked)
 
     def _no_room(self, asked: Request) -> Notification | None:
