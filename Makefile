@@ -5,7 +5,7 @@ ARGS ?=
 # Most tests wait most of the time, so more of them run at once than the machine has cores (two, where this was measured).
 JOBS ?= 6
 # Each of these has a Temporal server beside it, and workers that are processes.
-TEMPORAL_JOBS ?= 6
+TEMPORAL_JOBS ?= 4
 
 VENV := .venv
 BIN := $(VENV)/bin
