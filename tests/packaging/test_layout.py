@@ -7,6 +7,7 @@ import collections
 import inspect
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,7 @@ ADAPTER_LAYERS = (
 FUNCTION_LINES_MAX = 50
 FILE_LINES_MAX = 450
 FILES_MAX = 14
+TYPESCRIPT_LINES_MAX = 800
 ALIASES = (redlease.Duration, redlease.OnLost)
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -246,6 +248,15 @@ def test_folders_and_files_can_be_seen_whole(path: Path) -> None:
     assert not {folder: count for folder, count in folders.items() if count > FILES_MAX}
     lengths = {each: len(each.read_text().splitlines()) for each in path.rglob("*.py")}
     assert not {each: length for each, length in lengths.items() if length > FILE_LINES_MAX}
+
+
+def test_the_typescript_client_stays_small() -> None:
+    """It has no more than 800 lines, without comments, blank lines and the copies of the scripts."""
+    folder = TESTS.parent / "adapters" / "typescript" / "src"
+    sources = [path for path in folder.glob("*.ts") if path.name != "lua.ts"]
+    without_comments = [re.sub(r"/\*\*.*?\*/", "", path.read_text(), flags=re.DOTALL) for path in sources]
+    lines = [line.strip() for text in without_comments for line in text.splitlines()]
+    assert 700 < sum(bool(line) and not line.startswith("//") for line in lines) <= TYPESCRIPT_LINES_MAX
 
 
 def row_of(name: str, rows: Sequence[set[str]]) -> int:

@@ -21,6 +21,8 @@ export interface Request {
   weight?: number; metadata?: Record<string, string>;
 }
 
+type Make<Made> = (pending: Pending, permit: Permit, outcome: Outcome) => Made;
+
 const CLOSE_WITHIN_MS = 5000, TTL_MS = 86_400_000;
 
 /** One client: two connections, however many of its tasks wait or hold. `close` it at the end. */
@@ -67,28 +69,14 @@ export class Semaphore {
   }
 
   /** Waits for a permit and keeps it renewed until it is released. */
-  async hold(request: Request = {}): Promise<Hold> {
-    const granted = await this.#obtain(request, true, request.timeoutMs !== 0);
-    if (!granted) throw this.#busy();
-    const [pending, outcome] = granted;
-    const hold = new Hold(pending, this.#permitOf(pending, outcome), outcome);
-    pending.leave(true);
-    return hold;
-  }
+  hold(request: Request = {}): Promise<Hold> { return this.#granted(request, true, (...grant) => new Hold(...grant)); }
 
   /** Waits for a permit as data, which nobody renews: `renew` and `release` it. */
-  async acquire(request: Request = {}): Promise<Permit> {
-    const granted = await this.#obtain(request, false, request.timeoutMs !== 0);
-    if (!granted) throw this.#busy();
-    granted[0].leave(true);
-    return this.#permitOf(...granted);
-  }
+  acquire(request: Request = {}): Promise<Permit> { return this.#granted(request, false, (_, permit) => permit); }
 
   /** Returns a permit as data if one is to be had without waiting; it passes nobody who waits. */
-  async tryAcquire(request: Omit<Request, "timeoutMs"> = {}): Promise<Permit | undefined> {
-    const granted = await this.#obtain(request, false, false);
-    granted?.[0].leave(true);
-    return granted && this.#permitOf(...granted);
+  tryAcquire(request: Omit<Request, "timeoutMs"> = {}): Promise<Permit | undefined> {
+    return this.#obtain(request, false, false, (_, permit) => permit);
   }
 
   /** Gives a permit a full lease again; throws `LeaseLost` if it is no longer held. */
@@ -133,8 +121,14 @@ export class Semaphore {
     return {...this.#terms, ticket: drawn, weight, priority, metadata, renewed, queue};
   }
 
-  /** Returns a granted request, or undefined if it was not to wait and had to; any other ending leaves nothing behind. */
-  async #obtain(request: Request, renewed: boolean, queue: boolean): Promise<[Pending, Outcome] | undefined> {
+  async #granted<Made>(request: Request, renewed: boolean, make: Make<Made>): Promise<Made> {
+    const made = await this.#obtain(request, renewed, request.timeoutMs !== 0, make);
+    if (made) return made;
+    throw new AcquireTimeout("no capacity is free and timeoutMs is 0; the request was not queued", this.name);
+  }
+
+  /** Makes something of a grant, or returns undefined if it was not to wait and had to; any other ending leaves nothing behind. */
+  async #obtain<Made>(request: Request, renewed: boolean, queue: boolean, make: Make<Made>): Promise<Made | undefined> {
     const {timeoutMs, signal} = request;
     if (timeoutMs !== undefined) duration("timeoutMs", timeoutMs, 0);
     signal?.throwIfAborted();
@@ -146,9 +140,10 @@ export class Semaphore {
     try {
       const outcome = await pending.done;
       signal?.throwIfAborted();
-      if (outcome && nowMs() < outcome.untilMs) return [pending, outcome];
-      pending.leave(false);
-      return outcome && this.#obtain(request, renewed, queue); // the lease was over before this task went on
+      const inTime = outcome && nowMs() < outcome.untilMs;
+      const made = inTime && make(pending, this.#permitOf(pending, outcome), outcome);
+      pending.leave(!!made);
+      return outcome && (made || this.#obtain(request, renewed, queue, make)); // the lease was over before this task went on
     } catch (error) {
       pending.leave(false);
       throw error;
@@ -163,10 +158,6 @@ export class Semaphore {
     const {fence, capacity, grantedAtMs, deadlineMs} = outcome;
     const times = {lease_ms: leaseMs, granted_at_ms: grantedAtMs, expires_at_ms: deadlineMs};
     return {resource, ticket, fence, weight, capacity, ...times, owner, metadata};
-  }
-
-  #busy(): AcquireTimeout {
-    return new AcquireTimeout("no capacity is free and timeoutMs is 0; the request was not queued", this.name);
   }
 }
 

@@ -104,8 +104,7 @@ export class Connection {
 
   close(): void {
     this.#refusal = new RedleaseError("this client is closed: make a new one");
-    this.#calls.disconnect();
-    this.#messages.disconnect();
+    for (const redis of [this.#calls, this.#messages]) redis.disconnect();
     this.#tell();
   }
 

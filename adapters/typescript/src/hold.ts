@@ -47,7 +47,7 @@ export class Hold implements AsyncDisposable {
   get lost(): boolean {
     if (!this.#ended && nowMs() >= this.#untilMs) {
       this.#lose("its lease ended before a renewal came through");
-      this.#session.release(this, undefined, this.unsure, nowMs() + this.ask.leaseMs).catch(() => {});
+      this.#giveUp();
     }
     return this.#loss !== undefined;
   }
@@ -60,7 +60,7 @@ export class Hold implements AsyncDisposable {
 
   /** Gives the permit back; tells whether it was still held, as far as the server has answered. May be repeated. */
   release(): Promise<boolean> {
-    if (this.lost) return this.#makeRoom(), Promise.resolve(false);
+    if (this.lost) return this.#bodyEnded(), Promise.resolve(false);
     if (!this.#ended) this.#end();
     const untilMs = this.#untilMs + this.ask.leaseMs;
     this.#released ??= this.#session.release(this, this.fence, this.unsure, untilMs);
@@ -69,27 +69,25 @@ export class Hold implements AsyncDisposable {
 
   /** Releases it at the end of an `await using` block; throws `LeaseLost` if it was lost. */
   async [Symbol.asyncDispose](): Promise<void> {
-    if (this.lost) {
-      this.#makeRoom();
-      throw this.#loss;
-    }
     await this.release();
+    if (this.#loss) throw this.#loss;
   }
 
-  /** Lets the request begin that has replaced it, as its body has ended. */
-  #makeRoom(): void {
-    if (!this.#replaced) return;
+  /** Lets the request begin that has replaced this one. */
+  #bodyEnded(): void {
+    if (this.#replaced) this.#giveUp();
     this.#replaced = false;
-    this.#session.release(this, undefined, this.unsure, nowMs() + this.ask.leaseMs).catch(() => {});
   }
+
+  /** Removes in the background what the server may still have of a lost permit. */
+  #giveUp(): void { this.#session.release(this, undefined, this.unsure, nowMs() + this.ask.leaseMs).catch(() => {}); }
 
   onMessage({kind, by}: Message): void {
-    if (kind === "x" && !this.#ended) this.#lose("it was released by its ticket, or somebody else adopted it");
-    if (kind === "s" && !this.#ended) {
-      this.#replaced = true;
-      this.#lose(`the newer request ${by} replaced it`);
-    }
-    if (kind !== "r" || this.#ended) return;
+    if (this.#ended) return;
+    this.#replaced = kind === "s";
+    if (kind === "x") this.#lose("it was released by its ticket, or somebody else adopted it");
+    if (kind === "s") this.#lose(`the newer request ${by} replaced it`);
+    if (kind !== "r") return;
     this.#first = false; // its lease was shortened: renew it to the full one
     this.#renewal.set(0);
   }

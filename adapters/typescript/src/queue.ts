@@ -107,8 +107,7 @@ export class Pending {
   /** Ends it without a grant; there is nothing to give up, unless it was queued or an earlier copy may be yet. */
   #refused(error?: Error): void {
     this.#mayHave = this.unsure || this.#arrival === "+0";
-    if (error) this.fail(error);
-    else this.end(undefined);
+    return error ? this.fail(error) : this.end(undefined);
   }
 
   /** Takes a message about this request. A grant may be believed, since it names the secret id of the request. */
@@ -157,9 +156,7 @@ export class Place {
     if (!this.waiters.size && this.untilMs === undefined) this.session.forget(this);
   }
 
-  queued(sentMs: number, leaseMs: number, reply: Reply): void {
-    this.#timer.sooner(this.#confirm(sentMs, leaseMs, reply));
-  }
+  queued(sentMs: number, leaseMs: number, reply: Reply): void { this.#timer.sooner(this.#confirm(sentMs, leaseMs, reply)); }
 
   beatIn(waitMs: number): void { if (this.untilMs !== undefined) this.#timer.sooner(nowMs() + waitMs + (waitMs && ROUNDING_MS)); }
 
@@ -184,11 +181,11 @@ export class Place {
   }
 
   #due(): void {
-    if (this.untilMs === undefined) return;
-    if (nowMs() >= this.untilMs) return this.lapse(this.name);
+    const untilMs = this.untilMs!; // without one no timer is set
+    if (nowMs() >= untilMs) return this.lapse(this.name);
     const [first] = this.#ordered;
-    this.#timer.set(this.untilMs); // until a reply says otherwise; without waiters the place stays for the next, until it lapses
-    if (first && !this.#beating) void this.#beat(first, this.untilMs - nowMs());
+    this.#timer.set(untilMs); // until a reply says otherwise; without waiters the place stays for the next, until it lapses
+    if (first && !this.#beating) void this.#beat(first, untilMs - nowMs());
   }
 
   async #beat(first: Pending, leftMs: number): Promise<void> {
@@ -303,9 +300,8 @@ export class Session {
 
   #onMessage(payload: string): void {
     const message = readMessage(payload);
-    if (message?.kind !== "c") {
-      return (this.pending.get(message?.about ?? "") ?? this.holds.get(message?.about ?? ""))?.onMessage(message!);
-    }
+    if (!message) return;
+    if (message.kind !== "c") return (this.pending.get(message.about) ?? this.holds.get(message.about))?.onMessage(message);
     const place = this.#places.get(message.about);
     place?.beatIn(0);
     // It may have overtaken the reply that queued a request.
