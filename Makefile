@@ -4,6 +4,8 @@ PYTHON ?= python3
 ARGS ?=
 # Most tests wait most of the time, so more of them run at once than the machine has cores (two, where this was measured).
 JOBS ?= 6
+# Every worker of every run collects all tests, and most of that is compiling them: compiled once, it takes a third.
+unexport PYTHONDONTWRITEBYTECODE
 # Each of these has a Temporal server beside it, and workers that are processes.
 TEMPORAL_JOBS ?= 4
 
@@ -159,7 +161,7 @@ forget-coverage:
 lint: $(VENV)/.test $(VENV)/.docs  ## Check style and types.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@$(BIN)/mypy --num-workers auto
 
 format: $(VENV)/.test  ## Format the code, and mend what can be mended.
 	@$(BIN)/ruff check --fix .
