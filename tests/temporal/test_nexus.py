@@ -37,6 +37,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
+from redlease import limits
 from redlease_temporal.payloads.locks import Caller
 
 from helpers import eventually
@@ -57,6 +58,8 @@ TURNS = 4
 NOT_BY_EXPIRY = 40.0  # less than the adopt_window and a lease, for what takes two seconds
 # In Java a run that continues as new inside a block ends there, and does not come to the release.
 CONTINUES = {"go": ["continue"], "java": [], "typescript": ["continue"]}
+LANGUAGES = ("go", "java", "typescript")
+TIMEOUT = "AcquireTimeout"
 SOON = 60.0  # far more than it takes, on a machine that does much else
 
 
@@ -317,24 +320,79 @@ async def _other_holder(pool: Semaphore, fence: int) -> Permit | None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the first time on a machine, the worker is built
-@pytest.mark.parametrize("language", ["go", "java", "typescript"])
+@pytest.mark.parametrize("language", LANGUAGES)
 async def test_a_workflow_in_another_language(callers: Callers, place: Place, pool: Semaphore, language: str) -> None:
     """It releases its permit in every ending, and waits in the same queue as a service in Python."""
     client = await Client.connect(callers.address, namespace=CALLERS)
     async with callers.service(place), callers.foreign(language, place) as task_queue:
         before = await pool.acquire()
         for how in ("complete", "fail", "cancel", "terminate", *CONTINUES[language]):
-            workflow_id = f"{place.prefix}-{how}"
+            # One has an id that is longer than a ticket may be.
+            workflow_id = f"{place.prefix}-{how}{'-' * 300 if how == 'complete' else ''}"
             handle = await client.start_workflow("Hold", args=[ENDPOINT, how], id=workflow_id, task_queue=task_queue)
             await eventually(lambda: _so_many_wait(pool, 1), SOON)
             async with waiting_behind(pool) as after:
                 await pool.release(before)
                 held = await eventually(functools.partial(_other_holder, pool, before.fence), SOON)
-                assert held.owner == workflow_id
+                assert held.owner == limits.shortened(workflow_id, limits.OWNER_BYTES_MAX)
                 await _end(handle, how)
                 before = await asyncio.wait_for(after, SOON)
             assert before.fence > held.fence
         await pool.release(before)
+        assert await client.execute_workflow("AsksTwice", ENDPOINT, id=place.prefix, task_queue=task_queue) == TIMEOUT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_a_grant_that_meets_a_cancellation(
+    callers: Callers, place: Place, pool: Semaphore, language: str
+) -> None:
+    """Whoever learns of both in one workflow task ends as cancelled, and the permit is free."""
+    client = await Client.connect(callers.address, namespace=CALLERS)
+    async with callers.service(place):
+        before = await pool.acquire()
+        async with callers.foreign(language, place) as task_queue:
+            handle = await client.start_workflow("Hold", args=[ENDPOINT, ""], id=place.prefix, task_queue=task_queue)
+            await eventually(lambda: _so_many_wait(pool, 1), SOON)
+        await handle.cancel()
+        await pool.release(before)
+        await eventually(functools.partial(_has, handle, "NEXUS_OPERATION_COMPLETED"), SOON)
+        async with callers.foreign(language, place):
+            with pytest.raises(WorkflowFailureError) as ended:
+                await asyncio.wait_for(handle.result(), SOON)
+        assert isinstance(ended.value.cause, CancelledError)
+        assert await holder_of(pool) == 0
+        assert await tasks_that_failed(handle) == []
+
+
+async def _has(handle: WorkflowHandle[Any, Any], name: str) -> bool:
+    return name in await names_of(handle)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_body_is_done_though_nobody_takes_its_permit_back(
+    callers: Callers, place: Place, pool: Semaphore
+) -> None:
+    """The release finds no service, until its time is over: the run returns what its body did."""
+    client = await Client.connect(callers.address, namespace=CALLERS)
+    async with contextlib.AsyncExitStack() as workers:
+        queues = [await workers.enter_async_context(callers.foreign(each, place)) for each in LANGUAGES]
+        async with callers.service(place):
+            handles = [
+                await client.start_workflow("Hold", args=[ENDPOINT, "outlive"], id=queue, task_queue=queue)
+                for queue in queues
+            ]
+            holders = await eventually(lambda: _so_many_hold(pool, 3), SOON)
+        for handle in handles:
+            await handle.signal("proceed")
+        assert sorted(await asyncio.gather(*(handle.result() for handle in handles))) == holders
+
+
+async def _so_many_hold(pool: Semaphore, count: int) -> list[int]:
+    fences = [holder.fence for holder in (await pool.inspect()).holders]
+    return fences if len(fences) == count else []
 
 
 async def _end(handle: WorkflowHandle[Any, Any], how: str) -> None:

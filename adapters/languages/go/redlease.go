@@ -6,6 +6,7 @@ package redlease
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.temporal.io/sdk/temporal"
@@ -13,9 +14,12 @@ import (
 )
 
 const (
-	service = "redlease"
-	answer  = 10 * time.Second // how long an operation that does not wait may take
+	service     = "redlease"
+	answer      = 10 * time.Second // how long an operation that does not wait may take
+	ticketBytes = 256              // how long a ticket may be
 )
+
+var refusals = []string{"AcquireTimeout", "QueueFull", "LeaseLost", "Withdrawn", "Superseded", "ValueError"}
 
 // Permit is the right to use Weight units of a resource until its lease ends. Times are ms of the Redis server's clock.
 type Permit struct {
@@ -35,7 +39,7 @@ type Permit struct {
 // Options of a request; the zero value of each is its default.
 type Options struct {
 	Lease   time.Duration // how long the permit stays valid without renewal: 30 s
-	Timeout time.Duration // how long to wait: without limit
+	Timeout time.Duration // how long to wait: without limit; not at all if it is negative, as that of a deadline in the past
 	Weight  int           // units to hold: 1
 	MaxHold time.Duration // after this it is no longer renewed: never
 	Key     string        // requests of different keys take turns: none
@@ -70,7 +74,8 @@ type released struct {
 	Released bool `json:"released"`
 }
 
-// New returns the locks of the service behind a Nexus endpoint. Call it once in a run: it counts the run's requests.
+// New returns the locks of the service behind a Nexus endpoint. Call it once in a run, and hand the result on: it counts
+// the run's requests, and a second one would give its first request the name, and so the permit, of the first one's.
 func New(endpoint string) *Locks {
 	return &Locks{endpoint: endpoint}
 }
@@ -86,9 +91,7 @@ func (locks *Locks) WithPermit(
 		return err
 	}
 	err = body(ctx, permit)
-	if _, failed := locks.Release(ctx, permit); err == nil {
-		err = failed
-	}
+	_, _ = locks.Release(ctx, permit) // without an answer, the service releases it when this run has closed
 	return err
 }
 
@@ -102,15 +105,18 @@ func (locks *Locks) Acquire(ctx workflow.Context, resource string, capacity int,
 	locks.asked++
 	info := workflow.GetInfo(ctx)
 	// The same in every replay and after a reset: the new run finds what the old one had.
-	ticket := fmt.Sprintf("%s/%s/%s/%d", info.Namespace, info.WorkflowExecution.ID, info.OriginalRunID, locks.asked)
+	ticket := fmt.Sprintf("%s/%d", info.OriginalRunID, locks.asked)
+	if full := fmt.Sprintf("%s/%s/%s", info.Namespace, info.WorkflowExecution.ID, ticket); len(full) <= ticketBytes {
+		ticket = full
+	}
 	call := acquire{
 		Resource: resource, Capacity: capacity, Ticket: ticket, Weight: wanted.Weight,
 		LeaseMs: wanted.Lease.Milliseconds(), TimeoutMs: ms(wanted.Timeout), MaxHoldMs: ms(wanted.MaxHold),
 		Key: wanted.Key, Share: wanted.Share,
 	}
 	limit := time.Duration(0)
-	if wanted.Timeout > 0 {
-		limit = wanted.Timeout + answer
+	if wanted.Timeout != 0 {
+		limit = max(wanted.Timeout, 0) + answer
 	}
 	var permit Permit
 	err := locks.call(ctx, "acquire", call, limit, &permit)
@@ -149,11 +155,12 @@ func (locks *Locks) Adopt(ctx workflow.Context, permit Permit) (Permit, error) {
 	return adopted, err
 }
 
-// Refusal is the name of the service's error: AcquireTimeout, QueueFull, LeaseLost, Withdrawn or ValueError; "" of another.
+// Refusal is the name of the service's error: AcquireTimeout, QueueFull, LeaseLost, Withdrawn, Superseded or ValueError; "" of
+// another error.
 func Refusal(err error) string {
 	var failure *temporal.ApplicationError
 	for errors.As(err, &failure) {
-		if failure.Type() != "OperationError" {
+		if slices.Contains(refusals, failure.Type()) {
 			return failure.Type()
 		}
 		err = errors.Unwrap(failure)
@@ -169,9 +176,18 @@ func (locks *Locks) end(ctx workflow.Context, call release, lease time.Duration)
 	return done.Released, err
 }
 
+// A cancellation is passed on here, unless the operation has completed. The SDK would cancel an operation that completed
+// in the same workflow task as well: the server refuses that, and the SDK asks again for ever.
 func (locks *Locks) call(ctx workflow.Context, operation string, input any, limit time.Duration, result any) error {
+	detached, cancel := workflow.NewDisconnectedContext(ctx)
+	defer cancel()
 	options := workflow.NexusOperationOptions{ScheduleToCloseTimeout: limit}
-	return workflow.NewNexusClient(locks.endpoint, service).ExecuteOperation(ctx, operation, input, options).Get(ctx, result)
+	called := workflow.NewNexusClient(locks.endpoint, service).ExecuteOperation(detached, operation, input, options)
+	workflow.NewSelector(ctx).
+		AddFuture(called, func(workflow.Future) {}).
+		AddReceive(ctx.Done(), func(workflow.ReceiveChannel, bool) { cancel() }).
+		Select(ctx)
+	return called.Get(detached, result)
 }
 
 func (given Options) or(usual Options) Options {
@@ -188,9 +204,9 @@ func (given Options) or(usual Options) Options {
 }
 
 func ms(duration time.Duration) *int64 {
-	if duration <= 0 {
+	if duration == 0 {
 		return nil
 	}
-	value := duration.Milliseconds()
+	value := max(duration.Milliseconds(), 0)
 	return &value
 }

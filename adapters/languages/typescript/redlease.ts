@@ -3,7 +3,7 @@
  *
  * It is one file: copy it into your project. It needs @temporalio/workflow and nexus-rpc, and is tested with 1.24 and 0.0.3.
  *
- *     const locks = new Locks('redlease-locks'); // once in each run
+ *     const locks = new Locks('redlease-locks');
  *     await locks.withPermit('gpu', 3, (permit) => train(permit.fence), { timeoutMs: 600_000 });
  */
 
@@ -17,6 +17,8 @@ import {
 import * as nexus from 'nexus-rpc';
 
 const ANSWER_MS = 10_000; // how long an operation that does not wait may take
+const TICKET_BYTES = 256; // how long a ticket may be
+const REFUSALS = ['AcquireTimeout', 'QueueFull', 'LeaseLost', 'Withdrawn', 'Superseded', 'ValueError'];
 
 /** The right to use `weight` units of a resource until its lease ends. Times are ms of the Redis server's clock. */
 export interface Permit {
@@ -37,7 +39,7 @@ export interface Permit {
 export interface Options {
   /** How long the permit stays valid without renewal: by default 30,000. */
   leaseMs?: number;
-  /** How long to wait: by default without limit. */
+  /** How long to wait: by default without limit; not at all if it is negative, as that of a deadline in the past. */
   timeoutMs?: number;
   /** Units to hold: by default 1. */
   weight?: number;
@@ -74,12 +76,13 @@ const lockService = nexus.service('redlease', {
   adopt: nexus.operation<{ permit: Permit }, Permit>(),
 });
 
-/** The locks of one service, for one workflow run. */
+let asked = 0; // the requests of this run: each run has modules of its own
+
+/** The locks of one service. */
 export class Locks {
   private readonly service: ReturnType<typeof createNexusServiceClient<typeof lockService>>;
-  private asked = 0;
 
-  /** The locks of the service behind a Nexus endpoint. Make one in a run: it counts the run's requests. */
+  /** The locks of the service behind a Nexus endpoint. */
   constructor(endpoint: string) {
     this.service = createNexusServiceClient({ endpoint, service: lockService });
   }
@@ -96,15 +99,11 @@ export class Locks {
     options: Options = {},
   ): Promise<R> {
     const permit = await this.acquire(resource, capacity, options);
-    let result: R;
     try {
-      result = await body(permit);
-    } catch (ending) {
-      await this.release(permit).catch(() => false); // the error of the body is what tells
-      throw ending;
+      return await body(permit);
+    } finally {
+      await this.release(permit).catch(() => false); // without an answer, the service releases it when this run has closed
     }
-    await this.release(permit);
-    return result;
   }
 
   /**
@@ -114,11 +113,9 @@ export class Locks {
    * request is then out of the queue.
    */
   async acquire(resource: string, capacity: number, options: Options = {}): Promise<Permit> {
-    this.asked += 1;
-    const { namespace, workflowId, originalExecutionRunId } = workflowInfo();
-    // The same in every replay and after a reset: the new run finds what the old one had.
-    const ticket = `${namespace}/${workflowId}/${originalExecutionRunId}/${this.asked}`;
-    const { leaseMs = 30_000, timeoutMs, weight = 1, maxHoldMs, key = '', share = 1 } = options;
+    const ticket = nextTicket();
+    const { leaseMs = 30_000, weight = 1, maxHoldMs, key = '', share = 1 } = options;
+    const timeoutMs = options.timeoutMs === undefined ? undefined : Math.max(0, options.timeoutMs);
     const limit = timeoutMs === undefined ? {} : { scheduleToCloseTimeout: timeoutMs + ANSWER_MS };
     const call: Acquire = {
       ...{ resource, capacity, ticket, weight, key, share },
@@ -160,10 +157,19 @@ export class Locks {
   }
 }
 
-/** The name of the service's error: AcquireTimeout, QueueFull, LeaseLost, Withdrawn or ValueError; '' of another. */
+/** Returns a name that is the same in every replay and after a reset: the new run finds what the old one had. */
+function nextTicket(): string {
+  const { namespace, workflowId, originalExecutionRunId } = workflowInfo();
+  asked += 1;
+  const ticket = `${originalExecutionRunId}/${asked}`;
+  const full = `${namespace}/${workflowId}/${ticket}`;
+  return new TextEncoder().encode(full).length <= TICKET_BYTES ? full : ticket;
+}
+
+/** The name of the service's error, one of `REFUSALS`; '' of another error. */
 export function refusal(failure: unknown): string {
   for (let cause = failure; cause instanceof Error; cause = cause.cause) {
-    if (cause instanceof ApplicationFailure && cause.type && cause.type !== 'OperationError') return cause.type;
+    if (cause instanceof ApplicationFailure && cause.type && REFUSALS.includes(cause.type)) return cause.type;
   }
   return '';
 }

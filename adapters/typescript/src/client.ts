@@ -2,7 +2,7 @@
 import {randomBytes} from "node:crypto";
 import {hostname} from "node:os";
 import type {Redis, RedisOptions} from "ioredis";
-import {at, nowMs} from "./clock.js";
+import {nowMs, Timer} from "./clock.js";
 import {Connection} from "./connection.js";
 import {AcquireTimeout, LeaseLost} from "./errors.js";
 import {Hold} from "./hold.js";
@@ -10,7 +10,7 @@ import {count, duration, keysOf, prefix, Reading, text, type Ask, type Permit, t
 import {Session, timedOut, type Outcome, type Pending} from "./queue.js";
 
 export interface Request {
-  /** How long to wait, outages included; without limit. 0: not at all. */
+  /** How long to wait, outages included; without limit. 0: for nobody else, and 5 s for a server that is away. */
   timeoutMs?: number;
   /** Ends the waiting: the call rejects with its reason at once, and the request is withdrawn in the background. */
   signal?: AbortSignal;
@@ -23,7 +23,7 @@ export interface Request {
 
 type Make<Made> = (pending: Pending, permit: Permit, outcome: Outcome) => Made;
 
-const CLOSE_WITHIN_MS = 5000, TTL_MS = 86_400_000;
+const CLOSE_WITHIN_MS = 5000, ANSWER_WITHIN_MS = 5000, TTL_MS = 86_400_000;
 
 /** One client: two connections, however many of its tasks wait or hold. `close` it at the end. */
 export class Redlease implements AsyncDisposable {
@@ -112,12 +112,12 @@ export class Semaphore {
   }
 
   #ask({ticket, weight = 1, priority = 0, metadata = {}}: Request, renewed: boolean, queue: boolean): Ask {
-    const {clientId} = this.client.connection;
     count("weight", weight);
     count("priority", priority, 0, 100);
-    const drawn = ticket === undefined ? `${clientId}-${randomBytes(6).toString("hex")}` : text("ticket", ticket, 256);
-    if (!Object.values(metadata).every((each) => typeof each === "string")) throw new RangeError("metadata maps strings to strings");
-    if (Buffer.byteLength(JSON.stringify(metadata)) > 8192) throw new RangeError("metadata may have 8192 bytes as JSON");
+    const drawn = ticket === undefined ? `${this.client.connection.clientId}-${randomBytes(6).toString("hex")}` : text("ticket", ticket, 256);
+    const told = JSON.stringify(metadata);
+    if (told[0] !== "{" || !Object.values(metadata).every((each) => typeof each === "string")) throw new RangeError("metadata maps strings to strings");
+    if (Buffer.byteLength(told) > 8192) throw new RangeError("metadata may have 8192 bytes as JSON");
     return {...this.#terms, ticket: drawn, weight, priority, metadata, renewed, queue};
   }
 
@@ -130,13 +130,13 @@ export class Semaphore {
   /** Makes something of a grant, or returns undefined if it was not to wait and had to; any other ending leaves nothing behind. */
   async #obtain<Made>(request: Request, renewed: boolean, queue: boolean, make: Make<Made>): Promise<Made | undefined> {
     const {timeoutMs, signal} = request;
-    if (timeoutMs !== undefined) duration("timeoutMs", timeoutMs, 0);
+    const limitMs = !queue ? ANSWER_WITHIN_MS : timeoutMs === undefined ? Infinity : duration("timeoutMs", timeoutMs, 0);
     signal?.throwIfAborted();
     const pending = this.client.session.enter(this.#ask(request, renewed, queue));
     const abort = () => pending.fail(signal!.reason);
     signal?.addEventListener("abort", abort, {once: true});
-    const late = () => pending.fail(timedOut(pending, timeoutMs!, this.client.connection));
-    const timer = timeoutMs ? at(nowMs() + timeoutMs, late) : undefined;
+    const timer = new Timer(() => pending.fail(timedOut(pending, limitMs, this.client.connection)));
+    timer.set(nowMs() + limitMs);
     try {
       const outcome = await pending.done;
       signal?.throwIfAborted();
@@ -148,7 +148,7 @@ export class Semaphore {
       pending.leave(false);
       throw error;
     } finally {
-      clearTimeout(timer);
+      timer.clear();
       signal?.removeEventListener("abort", abort);
     }
   }

@@ -17,7 +17,7 @@ export function nowMs(): number {
   return performance.now() + asleepMs;
 }
 
-/** Calls back at that time of `nowMs`, or sooner if it is weeks ahead. */
+/** Calls back at that time of `nowMs`, or sooner if it is weeks ahead: `Timer` waits for longer. */
 export function at(dueMs: number, callback: () => void): NodeJS.Timeout {
   return setTimeout(callback, Math.min(Math.max(0, dueMs - nowMs()), TIMER_MS_MAX));
 }
@@ -42,7 +42,7 @@ export class Timer {
   set(dueMs: number): void {
     this.clear();
     this.#dueMs = dueMs;
-    this.#timer = at(dueMs, () => (this.clear(), this.onDue()));
+    this.#timer = at(dueMs, () => (nowMs() < dueMs ? this.set(dueMs) : (this.clear(), this.onDue())));
   }
 
   /** Sets it unless it is due sooner already. */

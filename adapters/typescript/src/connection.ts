@@ -4,7 +4,7 @@ import {Redis, type RedisOptions} from "ioredis";
 import {at, nowMs, sleep, Timer, within} from "./clock.js";
 import {RedleaseError, Unavailable} from "./errors.js";
 import {LUA} from "./lua.js";
-import {words, type Operation, type Raw, type Values} from "./protocol.js";
+import {url, words, type Operation, type Raw, type Values} from "./protocol.js";
 
 const PATIENCE_MS = [250, 3000] as const; // how long, at least and at most, a reply is waited for before the connection is given up
 const RETRY_MS = 100;
@@ -41,7 +41,7 @@ export class Connection {
   constructor(source: string | RedisOptions | Redis, prefix: string) {
     this.channel = `${prefix}:client:${this.clientId}`;
     const open = () => {
-      if (typeof source === "string") return new Redis(source, OPTIONS);
+      if (typeof source === "string") return new Redis(url(source), OPTIONS);
       return source instanceof Redis ? source.duplicate(OPTIONS) : new Redis({...source, ...OPTIONS});
     };
     [this.#calls, this.#messages] = [open(), open()];
@@ -98,8 +98,8 @@ export class Connection {
   }
 
   unavailable(withinMs: number, resource?: string, ticket?: string): Unavailable {
-    const message = `no answer of the server within ${withinMs} ms (${this.#lastError}). Repeating with the same ticket is safe`;
-    return new Unavailable(message, resource, ticket);
+    const advice = ticket === undefined ? "" : ". Repeating with the same ticket is safe";
+    return new Unavailable(`no answer of the server within ${withinMs} ms (${this.#lastError})${advice}`, resource, ticket);
   }
 
   close(): void {
@@ -144,7 +144,7 @@ export class Connection {
   }
 
   #failed({name, message}: Error): void {
-    this.#lastError = message;
+    if (name !== "MaxRetriesPerRequestError") this.#lastError = message; // it follows one that says why
     // Such as a wrong password, or a right that is missing: to wait does not help.
     if (name === "ReplyError" && !TRANSIENT.has(CODES.exec(message)?.[0] ?? "")) {
       this.#refusal ??= new RedleaseError(`the server refused this client: ${message}`);

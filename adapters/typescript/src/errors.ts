@@ -3,7 +3,7 @@
 /** A call could not be carried out; `resource` and `ticket` tell what it was about. */
 export class RedleaseError extends Error {
   constructor(message: string, readonly resource?: string, readonly ticket?: string) {
-    super(message);
+    super(resource === undefined ? message : `${resource}: ${message}`);
     this.name = new.target.name;
   }
 }

@@ -47,7 +47,7 @@ export class Hold implements AsyncDisposable {
   get lost(): boolean {
     if (!this.#ended && nowMs() >= this.#untilMs) {
       this.#lose("its lease ended before a renewal came through");
-      this.#giveUp();
+      void this.#giveUp();
     }
     return this.#loss !== undefined;
   }
@@ -60,10 +60,11 @@ export class Hold implements AsyncDisposable {
 
   /** Gives the permit back; tells whether it was still held, as far as the server has answered. May be repeated. */
   release(): Promise<boolean> {
-    if (this.lost) return this.#bodyEnded(), Promise.resolve(false);
+    if (this.lost && !this.#replaced) return Promise.resolve(false);
     if (!this.#ended) this.#end();
     const untilMs = this.#untilMs + this.ask.leaseMs;
-    this.#released ??= this.#session.release(this, this.fence, this.unsure, untilMs);
+    // The request that has replaced this one begins when the server hears that the body has ended.
+    this.#released ??= this.lost ? this.#giveUp() : this.#session.release(this, this.fence, this.unsure, untilMs);
     return within(RELEASE_WITHIN_MS, this.#released, false);
   }
 
@@ -73,14 +74,8 @@ export class Hold implements AsyncDisposable {
     if (this.#loss) throw this.#loss;
   }
 
-  /** Lets the request begin that has replaced this one. */
-  #bodyEnded(): void {
-    if (this.#replaced) this.#giveUp();
-    this.#replaced = false;
-  }
-
-  /** Removes in the background what the server may still have of a lost permit. */
-  #giveUp(): void { this.#session.release(this, undefined, this.unsure, nowMs() + this.ask.leaseMs).catch(() => {}); }
+  /** Removes what the server may still have of a lost permit. */
+  #giveUp = () => this.#session.release(this, undefined, this.unsure, nowMs() + this.ask.leaseMs).then(() => false, () => false);
 
   onMessage({kind, by}: Message): void {
     if (this.#ended) return;
@@ -98,7 +93,7 @@ export class Hold implements AsyncDisposable {
 
   #lossBecause(why: string): LeaseLost {
     const {resource, ticket, fence} = this.permit;
-    const what = `permit ${ticket} of ${resource} (fence ${fence}) is no longer held: ${why}`;
+    const what = `permit ${ticket} (fence ${fence}) is no longer held: ${why}`;
     return new LeaseLost(`${what}. Stop the work that needs it, or acquire again`, resource, ticket);
   }
 

@@ -48,6 +48,12 @@ export function prefix(value: string): string {
   throw new RangeError(`the prefix must have no spaces, braces or bars, nor begin with : or !, not ${JSON.stringify(value)}`);
 }
 
+/** Checks where a server is: ioredis takes what is no URL for a path. */
+export function url(value: string): string {
+  if (/^(rediss?:\/)?\//.test(value)) return value;
+  throw new RangeError(`the URL must begin with redis:// or rediss://, or be the path of a socket, not ${JSON.stringify(value)}`);
+}
+
 /** Returns the keys of a resource, in the order in which every call declares them; the first is that of its state. */
 export function keysOf(prefix: string, name: string): string[] {
   const escaped = text("resource name", name, 512).replace(/[%{}]/g, (each) => ({"%": "%25", "{": "%7B", "}": "%7D"})[each]!);

@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import {setTimeout as sleep} from "node:timers/promises";
 import {Redis} from "ioredis";
+import {nowMs, Timer} from "../src/clock.js";
 import {AcquireTimeout, LeaseLost, QueueFull, Redlease, Unavailable, Withdrawn, withPermit} from "../src/index.js";
 
 const url = process.argv[2]!;
@@ -94,6 +95,10 @@ const CHECKS: Record<string, () => Promise<void>> = {
     assert.throws(() => client.semaphore("x", {capacity: 0}), RangeError);
     assert.throws(() => client.lock("x", {leaseMs: 1}), RangeError);
     assert.throws(() => new Redlease(url, {prefix: "a b"}), RangeError);
+    assert.throws(() => new Redlease("http://localhost:6379"), RangeError);
+    for (const metadata of ["text", ["a"], {a: 1}]) {
+      await assert.rejects(client.lock("x").hold({metadata: metadata as unknown as Record<string, string>}), RangeError);
+    }
     const pool = client.semaphore("misuse", {capacity: 2, maxWaiters: 0});
     await assert.rejects(pool.hold({weight: 3}), RangeError);
     const permit = await pool.hold({weight: 2, ticket: "t"});
@@ -162,8 +167,22 @@ const CHECKS: Record<string, () => Promise<void>> = {
 
   async "a server that is away is told of within the timeout"() {
     const away = new Redlease("redis://127.0.0.1:1/0");
-    await assert.rejects(away.lock("x").hold({timeoutMs: 100}), Unavailable);
+    const told = (error: Error) => error instanceof Unavailable && /^x: .*ECONNREFUSED/.test(error.message);
+    const lock = away.lock("x");
+    const asked = [lock.hold({timeoutMs: 100}), lock.hold({timeoutMs: 0}), lock.acquire({timeoutMs: 0}), lock.tryAcquire()];
+    await Promise.all(asked.map((each) => assert.rejects(each, told)));
     await away.close();
+  },
+
+  async "a wait of more weeks than a timer of Node.js can last is as long as was asked"() {
+    const {setTimeout: real} = globalThis;
+    let set = 0;
+    globalThis.setTimeout = ((callback: () => void) => real(set++ ? () => {} : callback, 0)) as typeof setTimeout;
+    const timer = new Timer(() => assert.fail("it is over"));
+    timer.set(nowMs() + 60 * 86_400_000);
+    while (set < 2) await sleep(1); // the first timer is over at once, and another is set
+    globalThis.setTimeout = real;
+    timer.clear();
   },
 };
 

@@ -3,6 +3,7 @@ package main
 
 import (
 	"os"
+	"time"
 
 	"go.temporal.io/sdk/client"
 	"go.temporal.io/sdk/temporal"
@@ -18,7 +19,11 @@ func Hold(ctx workflow.Context, endpoint, how string) (int64, error) {
 	if how == "successor" {
 		return fence, nil
 	}
-	err := redlease.New(endpoint).WithPermit(ctx, "r", 1, func(ctx workflow.Context, permit redlease.Permit) error {
+	capacity, options := 1, redlease.Options{}
+	if how == "outlive" {
+		capacity, options.Lease = 3, time.Second
+	}
+	err := redlease.New(endpoint).WithPermit(ctx, "r", capacity, func(ctx workflow.Context, permit redlease.Permit) error {
 		fence = permit.Fence
 		selector := workflow.NewSelector(ctx)
 		selector.AddReceive(workflow.GetSignalChannel(ctx, "proceed"), func(channel workflow.ReceiveChannel, _ bool) {
@@ -33,8 +38,19 @@ func Hold(ctx workflow.Context, endpoint, how string) (int64, error) {
 			return workflow.NewContinueAsNewError(ctx, Hold, endpoint, "successor")
 		}
 		return ctx.Err()
-	})
+	}, options)
 	return fence, err
+}
+
+// AsksTwice asks for what it holds already, with a deadline in the past, and returns the refusal.
+func AsksTwice(ctx workflow.Context, endpoint string) (string, error) {
+	locks, refusal := redlease.New(endpoint), ""
+	err := locks.WithPermit(ctx, "r", 1, func(ctx workflow.Context, _ redlease.Permit) error {
+		_, refused := locks.Acquire(ctx, "r", 1, redlease.Options{Timeout: -time.Second})
+		refusal = redlease.Refusal(refused)
+		return nil
+	})
+	return refusal, err
 }
 
 // Turns takes so many turns, one after the other, and returns how many it had.
@@ -58,6 +74,7 @@ func main() {
 	}
 	serving := worker.New(connected, queue, worker.Options{})
 	serving.RegisterWorkflow(Hold)
+	serving.RegisterWorkflow(AsksTwice)
 	serving.RegisterWorkflow(Turns)
 	if err := serving.Run(worker.InterruptCh()); err != nil {
 		panic(err)

@@ -10,16 +10,19 @@ import io.temporal.workflow.NexusOperationOptions;
 import io.temporal.workflow.NexusServiceOptions;
 import io.temporal.workflow.Workflow;
 import io.temporal.workflow.WorkflowInfo;
+import io.temporal.workflow.WorkflowLocal;
+import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Map;
+import java.util.Set;
 
 /**
- * The locks of a redlease lock service for one workflow run, by Nexus.
+ * The locks of a redlease lock service for workflows, by Nexus.
  *
  * <p>It is one file: copy it into your project. It needs Java 11, and is tested with io.temporal:temporal-sdk 1.38.
  *
  * <pre>{@code
- * Locks locks = new Locks("redlease-locks"); // once in each run
+ * Locks locks = new Locks("redlease-locks");
  * String model = locks.withPermit("gpu", 3, permit -> activities.train(permit.fence));
  * }</pre>
  */
@@ -27,10 +30,14 @@ public final class Locks {
     private static final String SERVICE = "redlease";
     private static final Duration ANSWER = Duration.ofSeconds(10); // how long an operation that does not wait may take
 
-    private final String endpoint;
-    private int asked;
+    private static final int TICKET_BYTES = 256; // how long a ticket may be
+    private static final Set<String> REFUSALS =
+            Set.of("AcquireTimeout", "QueueFull", "LeaseLost", "Withdrawn", "Superseded", "ValueError");
+    private static final WorkflowLocal<Integer> ASKED = WorkflowLocal.withCachedInitial(() -> 0); // the requests of a run
 
-    /** The locks of the service behind a Nexus endpoint. Make one in a run: it counts the run's requests. */
+    private final String endpoint;
+
+    /** The locks of the service behind a Nexus endpoint. */
     public Locks(String endpoint) {
         this.endpoint = endpoint;
     }
@@ -55,10 +62,10 @@ public final class Locks {
         try {
             result = body.apply(permit);
         } catch (TemporalFailure ending) {
-            releaseAfter(ending, permit);
+            tryToRelease(permit);
             throw ending;
         }
-        release(permit);
+        tryToRelease(permit);
         return result;
     }
 
@@ -69,11 +76,7 @@ public final class Locks {
      *     did not answer; the request is then out of the queue
      */
     public Permit acquire(String resource, int capacity, Options options) {
-        asked++;
-        WorkflowInfo run = Workflow.getInfo();
-        // The same in every replay and after a reset: the new run finds what the old one had.
-        String ticket = String.join(
-                "/", run.getNamespace(), run.getWorkflowId(), run.getOriginalExecutionRunId(), String.valueOf(asked));
+        String ticket = nextTicket();
         Duration limit = options.timeout == null ? null : options.timeout.plus(ANSWER);
         try {
             Permit permit = call("acquire", new Acquire(resource, capacity, ticket, options), limit, Permit.class);
@@ -104,12 +107,12 @@ public final class Locks {
         return call("adopt", new Adopt(permit), ANSWER, Permit.class);
     }
 
-    /** The name of the service's error: AcquireTimeout, QueueFull, LeaseLost, Withdrawn or ValueError; "" of another. */
+    /** The name of the service's error: AcquireTimeout, QueueFull, LeaseLost, Withdrawn, Superseded or ValueError; or "". */
     public static String refusal(Throwable failure) {
         for (Throwable cause = failure; cause != null; cause = cause.getCause()) {
             if (cause instanceof ApplicationFailure) {
                 String type = ((ApplicationFailure) cause).getType();
-                if (!type.equals("OperationError")) {
+                if (REFUSALS.contains(type)) {
                     return type;
                 }
             }
@@ -117,11 +120,20 @@ public final class Locks {
         return "";
     }
 
-    private void releaseAfter(TemporalFailure ending, Permit permit) {
+    /** Returns a name that is the same in every replay and after a reset: the new run finds what the old one had. */
+    private static String nextTicket() {
+        WorkflowInfo run = Workflow.getInfo();
+        ASKED.set(ASKED.get() + 1);
+        String ticket = run.getOriginalExecutionRunId() + "/" + ASKED.get();
+        String full = String.join("/", run.getNamespace(), run.getWorkflowId(), ticket);
+        return full.getBytes(StandardCharsets.UTF_8).length <= TICKET_BYTES ? full : ticket;
+    }
+
+    private void tryToRelease(Permit permit) {
         try {
             release(permit);
-        } catch (TemporalFailure failure) {
-            ending.addSuppressed(failure);
+        } catch (TemporalFailure unanswered) {
+            // The service releases it when this run has closed.
         }
     }
 
@@ -180,9 +192,9 @@ public final class Locks {
             return this;
         }
 
-        /** How long to wait: by default without limit. */
+        /** How long to wait: by default without limit; not at all if it is negative, as that of a deadline in the past. */
         public Options timeout(Duration value) {
-            timeout = value;
+            timeout = value != null && value.isNegative() ? Duration.ZERO : value;
             return this;
         }
 

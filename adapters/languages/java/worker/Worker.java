@@ -3,6 +3,7 @@ package worker;
 import io.temporal.client.WorkflowClient;
 import io.temporal.client.WorkflowClientOptions;
 import io.temporal.failure.ApplicationFailure;
+import io.temporal.failure.TemporalFailure;
 import io.temporal.serviceclient.WorkflowServiceStubs;
 import io.temporal.serviceclient.WorkflowServiceStubsOptions;
 import io.temporal.worker.WorkerFactory;
@@ -10,6 +11,7 @@ import io.temporal.workflow.SignalMethod;
 import io.temporal.workflow.Workflow;
 import io.temporal.workflow.WorkflowInterface;
 import io.temporal.workflow.WorkflowMethod;
+import java.time.Duration;
 import redlease.Locks;
 
 /** A worker for the test of the file, whose address, namespace and task queue are its arguments. */
@@ -26,6 +28,13 @@ public final class Worker {
         void proceed();
     }
 
+    /** Asks for what it holds already, by locks of its own and with a deadline in the past, and returns the refusal. */
+    @WorkflowInterface
+    public interface AsksTwice {
+        @WorkflowMethod(name = "AsksTwice")
+        String run(String endpoint);
+    }
+
     /** Takes so many turns, one after the other, and returns how many it had. */
     @WorkflowInterface
     public interface Turns {
@@ -38,7 +47,8 @@ public final class Worker {
 
         @Override
         public long run(String endpoint, String how) {
-            return new Locks(endpoint).withPermit("r", 1, permit -> {
+            Locks.Options options = new Locks.Options().lease(Duration.ofSeconds(how.equals("outlive") ? 1 : 30));
+            return new Locks(endpoint).withPermit("r", how.equals("outlive") ? 3 : 1, options, permit -> {
                 Workflow.await(() -> told);
                 if (how.equals("fail")) {
                     throw ApplicationFailure.newNonRetryableFailure("as asked", "Asked");
@@ -50,6 +60,21 @@ public final class Worker {
         @Override
         public void proceed() {
             told = true;
+        }
+    }
+
+    public static final class AsksTwiceWorkflow implements AsksTwice {
+        @Override
+        public String run(String endpoint) {
+            Locks.Options late = new Locks.Options().timeout(Duration.ofSeconds(-20));
+            return new Locks(endpoint).withPermit("r", 1, permit -> {
+                try {
+                    new Locks(endpoint).acquire("r", 1, late);
+                    return "";
+                } catch (TemporalFailure failure) {
+                    return Locks.refusal(failure);
+                }
+            });
         }
     }
 
@@ -71,7 +96,8 @@ public final class Worker {
         WorkflowClient client = WorkflowClient.newInstance(
                 service, WorkflowClientOptions.newBuilder().setNamespace(words[1]).build());
         WorkerFactory factory = WorkerFactory.newInstance(client);
-        factory.newWorker(words[2]).registerWorkflowImplementationTypes(HoldWorkflow.class, TurnsWorkflow.class);
+        factory.newWorker(words[2]).registerWorkflowImplementationTypes(
+                HoldWorkflow.class, AsksTwiceWorkflow.class, TurnsWorkflow.class);
         factory.start();
     }
 }
