@@ -88,7 +88,7 @@ async def replays(*handles: WorkflowHandle[NewestHolder, str]) -> None:
 
 
 @pytest.mark.parametrize("backend", ["redis", "slots", "coordinator"])
-async def test_a_request_that_does_not_wait(starter: Starter, place: Place, backend: str) -> None:
+async def test_a_request_that_does_not_wait(client: Client, starter: Starter, place: Place, backend: str) -> None:
     """It gets QueueFull at once while another holds, and the permit as soon as none does."""
     name = f"{place.prefix}-{backend}"  # slots and coordinators have no prefix: other tests on this server use "r"
     ask = Ask("refuse", backend=backend, resource=name)
@@ -97,6 +97,8 @@ async def test_a_request_that_does_not_wait(starter: Starter, place: Place, back
     assert refused.startswith(f"QueueFull: resource {name!r}: no permit without waiting")
     await holder.signal(NewestHolder.proceed)
     assert await holder.result() == "done"
+    if backend == "slots":  # a block that ends there leaves a slot that closes a moment later
+        await client.get_workflow_handle(f"permit:{name}:0").result()
     again = await starter.holding(ask)
     await again.signal(NewestHolder.proceed)
     assert await again.result() == "done"
