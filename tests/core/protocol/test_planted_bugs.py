@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 import subprocess
@@ -25,6 +26,20 @@ logger = logging.getLogger(__name__)
 
 BUGS = sorted((Path(__file__).parents[3] / "proof" / "bugs").glob("*.patch"))
 RESOURCES, CALLS_EACH = 1000, 250
+# The first resource of a search from 0 on that shows a bug which few of them show: to begin with it spares minutes.
+RARE = {
+    "all-of-a-key-get-the-next-token": 21,
+    "dead-first-of-a-parked-key": 425,
+    "fast-path-grants-the-dead": 336,
+    "full-counts-the-dead": 21,
+    "full-key-counts-the-dead": 31,
+    "lifted-limit-leaves-keys-parked": 121,
+    "rate-outlived-by-nothing": 66,
+    "replaced-units-go-to-others": 146,
+    "replaces-more-than-it-needs": 32,
+    "tokens-of-keys-are-forgotten": 21,
+    "who-leaves-costs-a-turn": 201,
+}
 
 
 def planted(patch: Path, directory: Path) -> dict[str, scripts.Script]:
@@ -44,7 +59,7 @@ def test_a_planted_bug_is_caught(server: Server, patch: Path, tmp_path: Path) ->
     buggy = planted(patch, tmp_path)
     assert any(script.text != buggy[script.name].text for script in scripts.SCRIPTS)
     with RealEngine(server, buggy) as engine, pytest.raises((AssertionError, redis.ResponseError)) as caught:
-        for number in range(RESOURCES):
+        for number in itertools.chain([RARE.get(patch.stem, 0)], range(RESOURCES)):
             calls = RandomCalls.in_set_time(0, number)
             SetClock(calls, engine).run(calls, CALLS_EACH)
     logger.info("%s: resource %d, %s", patch.stem, number, str(caught.value).partition("\n")[0])
