@@ -184,3 +184,22 @@ class Overtaken:
         second.cancel()
         await asyncio.sleep(1)
         return "went on"
+
+
+@workflow.defn
+class Told:
+    """Waits for a signal, and for nothing else."""
+
+    def __init__(self) -> None:
+        self._is_told = False
+
+    @workflow.run
+    async def run(self) -> str:
+        """Return when it comes."""
+        await workflow.wait_condition(lambda: self._is_told)
+        return "went on"
+
+    @workflow.signal
+    def go_on(self) -> None:
+        """End the wait."""
+        self._is_told = True

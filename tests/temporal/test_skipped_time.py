@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from awkward_flows import Overtaken, take_time
+from awkward_flows import Overtaken, Told, take_time
 from backend_flows import WORKFLOWS, On, Timed, guarded
-from stranding import STRANDED, Stranding
+from stranding import STANDS, STRANDED, Stranding
 from temporalio.api.enums.v1 import EventType
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
@@ -133,7 +133,7 @@ async def test_the_server_strands_a_run(time_skipping: dict[str, Any], task_queu
     async with (
         Stranding() as stranding,
         await WorkflowEnvironment.start_time_skipping(**time_skipping) as env,
-        Worker(env.client, task_queue=task_queue, workflows=[Overtaken], activities=[take_time]),
+        Worker(env.client, task_queue=task_queue, workflows=[Overtaken, Told], activities=[take_time]),
         asyncio.timeout(50),
     ):
         handle = await env.client.start_workflow(
@@ -141,3 +141,7 @@ async def test_the_server_strands_a_run(time_skipping: dict[str, Any], task_queu
         )
         assert await stranding.outcome(handle, task_s=1) == STRANDED
         assert stranding.refused == 1
+        told = await env.client.start_workflow(Told.run, id=f"{task_queue}-told", task_queue=task_queue)
+        assert await stranding.outcome(told, still_s=1) == STANDS
+        await told.signal(Told.go_on)
+        assert await stranding.outcome(told) == "went on"
