@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import tempfile
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,8 @@ class Callers:
                 group.end()
                 for pause in group.ending():
                     await asyncio.sleep(pause)
+                log.seek(0)
+                sys.stdout.write(log.read().decode(errors="replace"))  # which is shown if the test fails
 
 
 async def with_callers(server: TemporalServer) -> Callers:

@@ -384,15 +384,14 @@ async def test_a_body_is_done_though_nobody_takes_its_permit_back(
                 await client.start_workflow("Hold", args=[ENDPOINT, "outlive"], id=queue, task_queue=queue)
                 for queue in queues
             ]
-            holders = await eventually(lambda: _so_many_hold(pool, 3), SOON)
+            for handle in handles:  # a service that ends before its answer is there leaves the caller waiting
+                await eventually(functools.partial(_has, handle, "NEXUS_OPERATION_COMPLETED"), SOON)
+            holders = sorted(holder.fence for holder in (await pool.inspect()).holders)
+            assert len(holders) == 3
         for handle in handles:
             await handle.signal("proceed")
-        assert sorted(await asyncio.gather(*(handle.result() for handle in handles))) == holders
-
-
-async def _so_many_hold(pool: Semaphore, count: int) -> list[int]:
-    fences = [holder.fence for holder in (await pool.inspect()).holders]
-    return fences if len(fences) == count else []
+        ended = (asyncio.wait_for(handle.result(), SOON) for handle in handles)
+        assert sorted(await asyncio.gather(*ended)) == holders
 
 
 async def _end(handle: WorkflowHandle[Any, Any], how: str) -> None:
