@@ -39,9 +39,12 @@ from temporalio.worker import Replayer
 
 from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
 from redlease_temporal.admission import redis_places
+from redlease_temporal.admission.redis_places import Admission
+from redlease_temporal.admission.redis_tracker import PlaceTracker
 from redlease_temporal.admission.rule import Entry, Rule, rule_of
 from redlease_temporal.admission.start_interceptor import StartGate
 from redlease_temporal.backends.redis.registry import Registry, TicketRecord
+from redlease_temporal.common.run_monitor import Look, RunStatus
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -438,6 +441,44 @@ async def test_an_id_is_used_again(client: Client, place: Place, places: Semapho
     await stays_taken(places, 1, 3)
     await end(handle)
     assert await seconds_until_free(places) < FREE_WITHIN
+
+
+async def test_the_place_of_the_next_run_is_not_taken_for_a_lost_one(
+    client: Client, place: Place, places: Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relay that renews the place of a closed run while the next run of its ID takes that over does not free it."""
+    trackers: list[PlaceTracker] = []
+    renewed: list[TicketRecord] = []
+    start, on_look, adopt = PlaceTracker.start, PlaceTracker._on_look, Admission._adopt
+
+    def noted(tracker: PlaceTracker) -> None:
+        trackers.append(tracker)
+        start(tracker)
+
+    def learns_late(tracker: PlaceTracker, look: Look) -> None:
+        if renewed or look.fate is RunStatus.OPEN:
+            on_look(tracker, look)
+
+    async def while_the_relay_renews(admission: Admission, record: TicketRecord, fence: int, lease_ms: int) -> int:
+        adopted = await adopt(admission, record, fence, lease_ms)
+        if not renewed:
+            tracker = trackers[-1]
+            renewed.append(tracker.record)
+            await tracker._keep()
+            tracker._closed = True  # as it learns within a second, if not yet
+            await tracker._turn()
+        return adopted
+
+    monkeypatch.setattr(PlaceTracker, "start", noted)
+    monkeypatch.setattr(Admission, "_adopt", while_the_relay_renews)
+    monkeypatch.setattr(PlaceTracker, "_on_look", learns_late)
+    before = await started(client, place, "one")
+    await before.execute_update(Two.look)
+    await ended(before, "terminated")
+    handle = await started(client, place, "one")
+    assert [record.chain for record in renewed] == [before.first_execution_run_id]
+    assert await taken(places) == 1
+    await end(handle)
 
 
 async def test_the_watch_of_an_earlier_run_ends_late(

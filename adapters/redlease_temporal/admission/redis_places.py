@@ -195,6 +195,7 @@ class Admission:
 
     async def _adopt(self, record: TicketRecord, fence: int, lease_ms: int) -> int:
         """Takes the place over with a new fence; returns 0 if it is gone."""
+        record.request = secrets.token_hex(8)  # with the request that shares the place now, it would keep its fence
         adopted = await self._tickets.adopt(
             *(self._resource(record), record.ticket, fence, record.request, lease_ms),
             idle_ttl_ms=self._idle_ttl_ms,

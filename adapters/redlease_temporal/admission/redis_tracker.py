@@ -102,6 +102,10 @@ class PlaceTracker:
             limit_ms=None,
         )
         if not renewed.expires_at_ms:
+            # It is lost, or this workflow has closed and the next one of its ID has the place, under another fence.
+            look = await self._relay.monitor.look(self._run)
+            if self._closed or look.fate is not RunStatus.OPEN:
+                return
             record.fence = await self._places.take_again(record)
             if record.fence:
                 await self._relay.registry.put(record)
