@@ -7,7 +7,7 @@ JOBS ?= 6
 # Every worker of every run collects all tests, and most of that is compiling them: compiled once, it takes a third.
 unexport PYTHONDONTWRITEBYTECODE
 # Each of these has a Temporal server beside it, and workers that are processes.
-TEMPORAL_JOBS ?= 6
+TEMPORAL_JOBS ?= 4
 
 VENV := .venv
 BIN := $(VENV)/bin

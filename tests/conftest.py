@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, settings
 from redlease import Redlease
 
 from clusters import Cluster
-from dealing import longest_first
 from postgres import running_postgres
 from proxy import Proxy
 from servers import CLOCK_ENGINES, ENGINES, REAL_ENGINES, Server, available_engines, describe_engines, find_faketime
@@ -129,12 +128,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of the other tier, where one is chosen, and begin with the long ones."""
+    """Leave out the tests of the other tier, where one is chosen."""
     if tier := config.getoption("tier"):
         others = [item for item in items if tier_of(item) != tier]
         items[:] = [item for item in items if tier_of(item) == tier]
         config.hook.pytest_deselected(items=others)
-    items[:] = longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 def pytest_collection_finish() -> None:

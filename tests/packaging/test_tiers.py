@@ -9,11 +9,8 @@ import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple, cast
 
 import pytest
-
-from dealing import longest_first
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,24 +39,6 @@ def collected(process: subprocess.Popen[str]) -> set[str]:
     said, _ = process.communicate()
     assert process.returncode == 0, said
     return {line for line in said.splitlines() if "::" in line}
-
-
-class Named(NamedTuple):
-    """A test, as far as its order depends on it."""
-
-    name: str
-    limit_s: int
-
-    def get_closest_marker(self, _: str) -> pytest.Mark | None:
-        """Return the mark of its limit, if it has one."""
-        return pytest.mark.timeout(self.limit_s).mark if self.limit_s else None
-
-
-def test_each_worker_begins_with_its_share_of_the_long_tests() -> None:
-    """The other tests follow in their order, and none is lost; a short limit makes no test long."""
-    names = [Named(name, limit) for name, limit in zip("abcdefgh", (0, 300, 0, 60, 600, 120, 0, 0), strict=True)]
-    dealt = longest_first(cast("list[pytest.Item]", names), 3)
-    assert "".join(each.name for each in cast("list[Named]", dealt)) == "ba" + "ecd" + "fgh"
 
 
 @pytest.mark.slow
