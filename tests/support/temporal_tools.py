@@ -115,6 +115,11 @@ async def names_of(handle: WorkflowHandle[Any, Any]) -> list[str]:
     return [EventType.Name(event.event_type).removeprefix("EVENT_TYPE_") for event in await events_of(handle)]
 
 
+async def has_event(handle: WorkflowHandle[Any, Any], name: str) -> bool:
+    """Tell whether a run has an event of this type."""
+    return name in await names_of(handle)
+
+
 async def tasks_that_failed(handle: WorkflowHandle[Any, Any]) -> list[str]:
     """Return why workflow tasks failed, save those that the server had done anew as a signal came as the run ended."""
     failed = [

@@ -18,6 +18,7 @@ from temporal_tools import (
     begun_for,
     end,
     ended,
+    has_event,
     names_of,
     reset,
     tasks_that_failed,
@@ -551,7 +552,7 @@ async def test_redis_away_at_the_start(place: Place, temporal_server: TemporalSe
 
 async def all_have(handles: list[WorkflowHandle[Any, Any]], event: str) -> bool:
     """Tell whether all histories have an event of that type."""
-    return all([event in await names_of(handle) for handle in handles])
+    return all([await has_event(handle, event) for handle in handles])
 
 
 async def test_histories_replay(client: Client, place: Place) -> None:

@@ -26,6 +26,7 @@ from temporal_tools import (
     SHORT_S,
     Place,
     events_of,
+    has_event,
     holder_of,
     names_of,
     reset,
@@ -59,7 +60,6 @@ NOT_BY_EXPIRY = 40.0  # less than the adopt_window and a lease, for what takes t
 # In Java a run that continues as new inside a block ends there, and does not come to the release.
 CONTINUES = {"go": ["continue"], "java": [], "typescript": ["continue"]}
 LANGUAGES = ("go", "java", "typescript")
-TIMEOUT = "AcquireTimeout"
 SOON = 60.0  # far more than it takes, on a machine that does much else
 
 
@@ -339,7 +339,8 @@ async def test_a_workflow_in_another_language(callers: Callers, place: Place, po
                 before = await asyncio.wait_for(after, SOON)
             assert before.fence > held.fence
         await pool.release(before)
-        assert await client.execute_workflow("AsksTwice", ENDPOINT, id=place.prefix, task_queue=task_queue) == TIMEOUT
+        refusal = await client.execute_workflow("AsksTwice", ENDPOINT, id=place.prefix, task_queue=task_queue)
+        assert refusal == "AcquireTimeout"
 
 
 @pytest.mark.slow
@@ -357,17 +358,13 @@ async def test_a_grant_that_meets_a_cancellation(
             await eventually(lambda: _so_many_wait(pool, 1), SOON)
         await handle.cancel()
         await pool.release(before)
-        await eventually(functools.partial(_has, handle, "NEXUS_OPERATION_COMPLETED"), SOON)
+        await eventually(functools.partial(has_event, handle, "NEXUS_OPERATION_COMPLETED"), SOON)
         async with callers.foreign(language, place):
             with pytest.raises(WorkflowFailureError) as ended:
                 await asyncio.wait_for(handle.result(), SOON)
         assert isinstance(ended.value.cause, CancelledError)
         assert await holder_of(pool) == 0
         assert await tasks_that_failed(handle) == []
-
-
-async def _has(handle: WorkflowHandle[Any, Any], name: str) -> bool:
-    return name in await names_of(handle)
 
 
 @pytest.mark.slow
@@ -385,7 +382,7 @@ async def test_a_body_is_done_though_nobody_takes_its_permit_back(
                 for queue in queues
             ]
             for handle in handles:  # a service that ends before its answer is there leaves the caller waiting
-                await eventually(functools.partial(_has, handle, "NEXUS_OPERATION_COMPLETED"), SOON)
+                await eventually(functools.partial(has_event, handle, "NEXUS_OPERATION_COMPLETED"), SOON)
             holders = sorted(holder.fence for holder in (await pool.inspect()).holders)
             assert len(holders) == 3
         for handle in handles:

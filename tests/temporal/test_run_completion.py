@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from awkward_flows import Fleeting, Leaving, Quitting, Unsettled
 from backend_bench import Bench
 from backend_flows import Actor, Asking
-from temporal_tools import Place, names_of, tasks_that_failed
+from temporal_tools import Place, has_event, names_of, tasks_that_failed
 from temporalio.client import WorkflowFailureError
 from temporalio.worker import Replayer
 
@@ -133,11 +134,7 @@ async def test_a_run_that_waits_for_its_end_is_taken_out_of_memory(place: Place,
             for number in range(3)
         ]
         for handle in handles:
-
-            async def has_come_so_far(handle: WorkflowHandle[Any, Any] = handle) -> bool:
-                return "WORKFLOW_TASK_COMPLETED" in await names_of(handle)
-
-            await eventually(has_come_so_far)
+            await eventually(functools.partial(has_event, handle, "WORKFLOW_TASK_COMPLETED"))
         async with asyncio.timeout(15):
             await stack.aclose()
     for handle in handles:
@@ -193,11 +190,7 @@ async def test_an_offer_comes_with_what_gives_up(
             )
             await bench.until_waiting(actor, 2)
         await bench.do(actor, Actor.release, permit)
-
-        async def is_offered() -> bool:
-            return "WORKFLOW_EXECUTION_SIGNALED" in await names_of(handle)
-
-        await eventually(is_offered)
+        await eventually(functools.partial(has_event, handle, "WORKFLOW_EXECUTION_SIGNALED"))
         await handle.signal(Quitting.go)
         before = len(await names_of(handle))
         async with own.serving([Quitting], []):

@@ -3,7 +3,7 @@ import {randomBytes} from "node:crypto";
 import {hostname} from "node:os";
 import type {Redis, RedisOptions} from "ioredis";
 import {nowMs, Timer} from "./clock.js";
-import {Connection} from "./connection.js";
+import {ANSWER_WITHIN_MS, Connection} from "./connection.js";
 import {AcquireTimeout, LeaseLost} from "./errors.js";
 import {Hold} from "./hold.js";
 import {count, duration, keysOf, prefix, Reading, text, type Ask, type Permit, type Snapshot, type Terms} from "./protocol.js";
@@ -23,7 +23,7 @@ export interface Request {
 
 type Make<Made> = (pending: Pending, permit: Permit, outcome: Outcome) => Made;
 
-const CLOSE_WITHIN_MS = 5000, ANSWER_WITHIN_MS = 5000, TTL_MS = 86_400_000;
+const CLOSE_WITHIN_MS = 5000, TTL_MS = 86_400_000;
 
 /** One client: two connections, however many of its tasks wait or hold. `close` it at the end. */
 export class Redlease implements AsyncDisposable {
@@ -140,8 +140,7 @@ export class Semaphore {
     try {
       const outcome = await pending.done;
       signal?.throwIfAborted();
-      const inTime = outcome && nowMs() < outcome.untilMs;
-      const made = inTime && make(pending, this.#permitOf(pending, outcome), outcome);
+      const made = outcome && nowMs() < outcome.untilMs && make(pending, this.#permitOf(pending, outcome), outcome);
       pending.leave(!!made);
       return outcome && (made || this.#obtain(request, renewed, queue, make)); // the lease was over before this task went on
     } catch (error) {

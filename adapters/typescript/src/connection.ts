@@ -8,6 +8,7 @@ import {url, words, type Operation, type Raw, type Values} from "./protocol.js";
 
 const PATIENCE_MS = [250, 3000] as const; // how long, at least and at most, a reply is waited for before the connection is given up
 const RETRY_MS = 100;
+export const ANSWER_WITHIN_MS = 5000; // how long a call that does not wait for others goes on
 const CODES = /\b(LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOSCRIPT|READONLY|OOM|NOPERM|WRONGTYPE|NOREPLICAS|MISCONF)\b/;
 const TRANSIENT = new Set(["LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOSCRIPT", "READONLY"]);
 
@@ -88,7 +89,7 @@ export class Connection {
   }
 
   /** Sends a call, and repeats it until it is answered; throws `Unavailable` after `withinMs`. */
-  async call<Name extends Operation>(name: Name, keys: string[], values: Values<Name>, withinMs = 5000): Promise<Raw[]> {
+  async call<Name extends Operation>(name: Name, keys: string[], values: Values<Name>, withinMs = ANSWER_WITHIN_MS): Promise<Raw[]> {
     for (const untilMs = nowMs() + withinMs; ; ) {
       const answer = await this.attempt(name, keys, values, Infinity, untilMs - nowMs());
       if (!(answer instanceof Repeat)) return answer.reply;

@@ -75,7 +75,7 @@ export class Hold implements AsyncDisposable {
   }
 
   /** Removes what the server may still have of a lost permit. */
-  #giveUp = () => this.#session.release(this, undefined, this.unsure, nowMs() + this.ask.leaseMs).then(() => false, () => false);
+  #giveUp(): Promise<boolean> { return this.#session.release(this, undefined, this.unsure, nowMs() + this.ask.leaseMs).then(() => false, () => false); }
 
   onMessage({kind, by}: Message): void {
     if (this.#ended) return;
