@@ -93,7 +93,11 @@ class PrimaryPool(SentinelConnectionPool):
         try:
             return await self.sentinel_manager.discover_master(self.service_name)
         finally:
-            await self.sentinel_manager.aclose()
+            # Without waiting, unlike `aclose`: who is cancelled again meanwhile would leave connections open.
+            for sentinel in self.sentinel_manager.sentinels:
+                pool = sentinel.connection_pool
+                for connection in (*pool._available_connections, *pool._in_use_connections):
+                    await connection.disconnect(nowait=True)
 
 
 def primary_pool(servers: NamedServers) -> PrimaryPool:

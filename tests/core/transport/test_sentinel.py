@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis.asyncio
 from redis.asyncio.sentinel import Sentinel
 
 from redlease import Redlease, RedleaseError, Unavailable
+from redlease.transport.sentinel import Sentinels
+from redlease.transport.urls import read_url
 
 from clusters import Watched, raw_reply, told, until
 from helpers import eventually, until_waiting
@@ -111,6 +114,33 @@ async def test_a_service_that_no_sentinel_knows(watched: Watched, prefix: str) -
     url = watched.url.replace(watched.service, "nosuch")
     with pytest.raises(Unavailable, match=r"no Sentinel knows a primary of 'nosuch': .*: no such service"):
         await Redlease.from_url(url, prefix=prefix).__aenter__()
+
+
+async def test_the_sentinels_are_left_by_one_that_is_cancelled_twice(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that ends while it asks cancels the attempt again and again: no connection to a Sentinel stays open."""
+    pool: Any = read_url(watched.url.replace(watched.service, "nosuch"), {})
+    asked = asyncio.Event()
+    discover = Sentinels.discover_master
+
+    async def and_hang(sentinels: Sentinels, service_name: str) -> tuple[str, int]:
+        with contextlib.suppress(redis.exceptions.ConnectionError):  # none knows it, so all three are asked
+            await discover(sentinels, service_name)
+        asked.set()
+        return "", await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(Sentinels, "discover_master", and_hang)
+    asking = asyncio.ensure_future(pool.get_master_address())
+    await asked.wait()
+    pools = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
+    connections = [each for one in pools for each in one._available_connections]
+    assert [each.is_connected for each in connections] == [True] * 3
+    asking.cancel()
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert [each.is_connected for each in connections] == [False] * 3
 
 
 async def test_a_client_of_redis_py_that_asks_sentinels(watched: Watched, prefix: str) -> None:
