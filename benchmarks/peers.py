@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,6 +19,8 @@ from redlease import Redlease
 
 from callers import Callers, Tasks, Threads
 from floor import FloorSemaphores
+
+BEFORE = "REDLEASE_BEFORE"  # the environment variable
 
 # More connections than these only wait for the one thread of the server.
 CONNECTIONS_MAX = 64
@@ -92,6 +95,16 @@ class OfRedlease(Peer):
         if self.terms.capacity == 1:
             return self._client.lock(name).hold()
         return self._client.semaphore(name, capacity=self.terms.capacity).hold()
+
+
+class OfRedleaseBefore(OfRedlease):
+    """This library as it was at another commit, from the directory that an environment variable names."""
+
+    name = "redlease before"
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return BEFORE in os.environ
 
 
 class OfRedleaseSync(Peer):
@@ -264,6 +277,7 @@ class Blocking:
 PEERS: dict[str, type[Peer]] = {
     "floor": Floor,
     "redlease": OfRedlease,
+    "before": OfRedleaseBefore,
     "redlease-sync": OfRedleaseSync,
     "redis-py": RedisPyLock,
     "python-redis-lock": PythonRedisLock,

@@ -13,12 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fleet import FLEET
 from growth import GROWTH
 from meter import Meter
-from peers import PEERS
+from peers import BEFORE, PEERS
 from workloads import SCALING, WORKLOADS, Outcome
 
-EVERY_WORKLOAD = WORKLOADS | SCALING | GROWTH
+EVERY_WORKLOAD = WORKLOADS | SCALING | GROWTH | FLEET
 TRIAL_S_MAX = 180.0
 
 
@@ -40,7 +41,8 @@ def try_out(peer: str, workload: str, url: str, **size: Any) -> Outcome:
     """
     command = [sys.executable, str(Path(__file__)), peer, workload, url, json.dumps(size)]
     # Python may have been told not to look for modules beside the one that it runs.
-    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    before = [os.environ[BEFORE]] if peer == "before" else []
+    places = [*before, str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
     try:
         ended = subprocess.run(

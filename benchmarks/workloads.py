@@ -48,7 +48,7 @@ async def pairs(peer: Peer, meter: Meter, *, tasks: int, seconds: float, fresh: 
     with meter.measuring() as cost:
         await all_callers(seconds, "pairs")
     return Outcome(
-        {"pairs_s": len(took) / cost.wall_s, **_latency(took), **_per("pair", len(took), cost)}, _percentiles(took)
+        {"pairs_s": len(took) / cost.wall_s, **latency(took), **per("pair", len(took), cost)}, _percentiles(took)
     )
 
 
@@ -72,8 +72,8 @@ async def handoffs(peer: Peer, meter: Meter, *, waiters: int, turns: int, locks:
             peer.callers.start(caller(number))
         _expect_none(await peer.callers.finished())
     retaken = sum(one[1] == other[1] for of_lock in left for one, other in itertools.pairwise(of_lock))
-    figures = {"handoffs_s": len(took) / cost.wall_s, **_latency(took), "retaken_pct": 100 * retaken / len(took)}
-    return Outcome(figures | _per("handoff", len(took), cost), _percentiles(took))
+    figures = {"handoffs_s": len(took) / cost.wall_s, **latency(took), "retaken_pct": 100 * retaken / len(took)}
+    return Outcome(figures | per("handoff", len(took), cost), _percentiles(took))
 
 
 async def makespan(peer: Peer, meter: Meter, *, waiters: int, hold_s: float, apart_s: float) -> Outcome:
@@ -106,7 +106,7 @@ async def makespan(peer: Peer, meter: Meter, *, waiters: int, hold_s: float, apa
         "makespan_x": (max(left) - began) / ideal_s,
         "inverted_pct": 100 * inverted / math.comb(waiters, 2),
     }
-    return Outcome(figures | _per("grant", waiters, cost))
+    return Outcome(figures | per("grant", waiters, cost))
 
 
 async def idle(peer: Peer, meter: Meter, *, waiters: int, seconds: float, settle_s: float) -> Outcome:
@@ -156,7 +156,8 @@ def _expect_none(errors: list[BaseException]) -> None:
         raise errors[0]
 
 
-def _latency(took: list[float]) -> dict[str, float]:
+def latency(took: list[float]) -> dict[str, float]:
+    """The median and the 99th percentile, in us."""
     hundredths = _percentiles(took)
     return {"p50_us": hundredths[50], "p99_us": hundredths[99]}
 
@@ -166,7 +167,8 @@ def _percentiles(took: list[float]) -> list[float]:
     return [us * MICRO for us in (min(took), *statistics.quantiles(took, n=100, method="inclusive"), max(took))]
 
 
-def _per(what: str, count: int, cost: Cost) -> dict[str, float]:
+def per(what: str, count: int, cost: Cost) -> dict[str, float]:
+    """What so many pairs, hand-offs or grants have cost, each."""
     return {
         f"server_us_{what}": cost.server_s * MICRO / count,
         f"client_us_{what}": cost.client_s * MICRO / count,

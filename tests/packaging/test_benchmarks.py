@@ -22,6 +22,7 @@ import counts
 import report
 import scaling_out
 from counts import TABLE
+from fleet import FLEET
 from growth import GROWTH
 from peers import PEERS
 from server import any_binary, running_server
@@ -53,6 +54,7 @@ TINY: dict[str, dict[str, Any]] = {
     "memory": {"waiters": 500},
     "bare": {"waiters": 500},
     "names": {"names": 200},
+    "fleet": {"processes": 2, "tasks": 4, "seconds": 0.3},
 }
 
 
@@ -106,7 +108,11 @@ def test_a_library_that_fails_says_why(url: str) -> None:
 def test_every_workload_is_tried_here() -> None:
     """A new workload needs a tiny size; those that differ in one number need only one."""
     series = {key for keys, _ in report.SERIES.values() for key in keys} - {"memory", "bare"}
-    assert TINY.keys() | series == EVERY_WORKLOAD.keys() == WORKLOADS.keys() | SCALING.keys() | GROWTH.keys()
+    assert (
+        TINY.keys() | series
+        == EVERY_WORKLOAD.keys()
+        == WORKLOADS.keys() | SCALING.keys() | GROWTH.keys() | FLEET.keys()
+    )
 
 
 def test_counts_have_not_grown(url: str) -> None:
@@ -181,6 +187,16 @@ def test_the_program_prints_a_table_for_a_page() -> None:
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| floor", "| redlease"]
     assert "(" in lines[3]
     assert "(" not in lines[2]
+
+
+@pytest.mark.slow
+def test_the_program_measures_an_earlier_version_beside_this_one() -> None:
+    """`--before` builds the library as a commit has it, and each is measured with its own code."""
+    chosen = ("w1", "--rounds", "1", "--peers", "redlease", "--before", "HEAD")
+    program = ended(*chosen, "--markdown", "--server", str(any_binary()))
+    assert program.returncode == 0, program.stderr
+    lines = [line for line in program.stdout.splitlines() if line.startswith("|")]
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| redlease", "| redlease before"]
 
 
 def test_the_program_refuses_what_it_does_not_know() -> None:

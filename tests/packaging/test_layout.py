@@ -69,10 +69,10 @@ ADAPTER_MODULES = sorted(ADAPTER.rglob("*.py"))
 
 # The same of the benchmarks, which are a program and no package: its modules import each other by their bare names.
 BENCHMARK_ROWS = (
-    {"callers", "floor", "lua_steps", "meter", "server"},
+    {"before", "callers", "floor", "lua_steps", "meter", "server"},
     {"peers"},
     {"workloads"},
-    {"growth"},
+    {"fleet", "growth"},
     {"trial"},
     {"report"},
     {"plots", "counts"},
