@@ -40,7 +40,7 @@ async def fleet(peer: Peer, meter: Meter, *, processes: int, tasks: int, seconds
             member.stdin.write(b"begin\n")
         told = [json.loads(await _said(member)) for member in members]
     for member in members:
-        await member.communicate()
+        await member.communicate(b"counted\n")
     took = [each for of_member in told for each in of_member["took_s"]]
     cost.client_s = sum(of_member["client_s"] for of_member in told)
     figures = {"pairs_s": len(took) / seconds, **latency(took), **per("pair", len(took), cost)}
@@ -78,6 +78,7 @@ async def take_part(peer: Peer, *, tasks: int, seconds: float, number: int) -> N
     assert not errors, errors[0]
     sys.stdout.write(json.dumps({"took_s": took, "client_s": time.process_time() - client_s}) + "\n")
     sys.stdout.flush()
+    await asyncio.to_thread(sys.stdin.readline)  # until its parent has counted the connections
     await peer.close()
 
 
