@@ -22,12 +22,15 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import Replayer
 
 from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
+from redlease_temporal.admission.redis_places import Admission
 from redlease_temporal.worker import RedleasePlugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from redlease import Redlease
+    from redlease_temporal.admission.replacing import Taken
+    from redlease_temporal.admission.rule import Entry
 
 WORKFLOWS = [Newest, NewestBySlots, NewestTwo, ParentOfNewest]
 BOTH = pytest.mark.parametrize("kind", [Newest, NewestBySlots])
@@ -175,18 +178,27 @@ async def test_many_starts_at_once(starter: Starter, kind: type[Any]) -> None:
     await finished(next(handle for handle in handles if handle.id == running.id))
 
 
-async def test_of_those_that_wait_the_last_runs(starter: Starter) -> None:
+async def test_of_those_that_wait_the_last_runs(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three starts wait while the oldest cleans up: whichever comes in first, the one that asked last runs in the end.
 
     Those that asked before it are cancelled, or refused.
     """
+    asked = asyncio.Semaphore(0)
+    look = Admission.taken
+
+    async def looked(places: Admission, entry: Entry) -> tuple[list[Taken], float]:
+        found = await look(places, entry)
+        asked.release()
+        return found
+
+    monkeypatch.setattr(Admission, "taken", looked)
     oldest = await starter.start(Newest, "slow")
     await oldest.execute_update(Replaced.begun)
     waiting = []
     for _ in range(3):
         waiting.append(asyncio.create_task(starter.start(Newest)))
-        await oldest.execute_update(Replaced.cancelled)
-        await asyncio.sleep(0.5)  # so that each has asked before the next
+        await asked.acquire()  # the time at which it asked counts from its first look at the places
+    await oldest.execute_update(Replaced.cancelled)
     await oldest.signal(Replaced.proceed)
     *outcomes, newest = await asyncio.gather(*waiting, return_exceptions=True)
     for outcome in outcomes:
