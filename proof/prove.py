@@ -81,15 +81,16 @@ class Proof:
 
     def episodes(self) -> None:
         """Record histories in which the server fails, in each way in turn."""
-        options, each = self.options, -(-self.options.episodes // len(FAULTS))
+        options, each, violations = self.options, -(-self.options.episodes // len(FAULTS)), list[str]()
         self.say(f"| fault | {' | '.join(COLUMNS)} | violations |", f"| --- |{' ---: |' * (len(COLUMNS) + 1)}")
         for name, fault in ((name, FAULTS[name]) for name in options.faults):
             count = each * REDLEASE.histories
             found = asyncio.run(record_and_judge(REDLEASE, count, options.seed, options.engine, options.keep, fault))
             cells = [f"{found.judged[column]:,}" for column in COLUMNS]
             self.say(f"| {name} | {' | '.join(cells)} | {len(found.violations)} |")
-            self.say(*(f"  - {violation}" for violation in found.violations[:5]))
+            violations += found.violations
             self.wrong += len(found.violations)
+        self.say(*(f"- {violation}" for violation in violations[:20]))
 
     def libraries(self) -> None:
         """Show that the judges find what is wrong with others."""
