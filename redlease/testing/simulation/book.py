@@ -5,20 +5,33 @@ The judge knows neither scripts nor model: it reads what clients asked, what the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from redlease.limits import FENCE_MAX
 from redlease.protocol.replies import Status, read_message
+
+
+def _fence_in(payload: str) -> int:
+    """Return the fence of the grant that a message tells of; 0 if it tells of none."""
+    message = read_message(payload.encode()) if payload else None
+    return message.numbers[0] if message and message.kind == "g" else 0
 
 
 @dataclass
 class Held:
-    """A permit; `until_ms` by the server's clock."""
+    """A permit; `until_ms` by the server's clock.
+
+    Attributes:
+        has_lapsed: Whether it had expired at some call, which may have removed it: a clock that is set back then does
+            not bring it back.
+    """
 
     fence: int
     weight: int
     until_ms: int
+    has_lapsed: bool = False
 
 
 @dataclass
@@ -86,16 +99,20 @@ class Book:
     ) -> Iterator[str]:
         """Read a call, and yield what it breaks."""
         self.now_us = now_us
+        for held in self.held.values():
+            held.has_lapsed = held.has_lapsed or held.until_ms <= self.now
         reader = getattr(self, f"_{name}", None)
         own = reader(args, reply) if reader is not None else ()
-        told = self._told(messages)
-        # Whom a call has queued came after those to whom it granted.
-        parts = (told, own) if name == "acquire" and reply[0] == Status.QUEUED else (own, told)
-        for part in parts:
-            yield from part
+        before = 0  # the fence below which it granted to others before it did what it was asked to
+        if name == "acquire" and reply[0] in {Status.QUEUED, Status.GRANTED}:
+            before = reply[1] if reply[0] == Status.GRANTED else FENCE_MAX
+        earlier = [payload for _, payload in messages if _fence_in(payload) < before]
+        yield from self._told(earlier)
+        yield from own
+        yield from self._told(payload for _, payload in messages if payload not in earlier)
 
-    def _told(self, messages: Sequence[tuple[str, str]]) -> Iterator[str]:
-        for _, payload in messages:
+    def _told(self, payloads: Iterable[str]) -> Iterator[str]:
+        for payload in payloads:
             message = read_message(payload.encode()) if payload else None
             if message and message.kind == "g":
                 fence, _, until_ms, self.capacity = message.numbers
@@ -115,7 +132,9 @@ class Book:
         if self.holds(ticket, self.held[ticket].fence if ticket in self.held else 0):
             yield f"repeats (P5): {ticket} holds a permit and gets another"
         # The server forgets what has expired before it grants: a step of its clock does not bring that back.
-        self.held = {other: held for other, held in self.held.items() if held.until_ms > self.now}
+        self.held = {
+            other: held for other, held in self.held.items() if held.until_ms > self.now and not held.has_lapsed
+        }
         self.waiting = {other: waits for other, waits in self.waiting.items() if self._lasts(waits) > self.now}
         others = [held for other, held in self.held.items() if other != ticket]
         if sum(held.weight for held in others) + weight > self.capacity:
@@ -169,6 +188,7 @@ class Book:
                 yield f"strict expiry (P8): {args[0]} is renewed and was not held under {args[1]}"
             else:
                 self.held[args[0]].until_ms = reply[0]
+                self.held[args[0]].has_lapsed = False
 
     def _release(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
         ticket, request, fence, *_ = args
