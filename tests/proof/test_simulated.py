@@ -34,6 +34,12 @@ def test_simulated_histories_keep_the_promises(engine: str, histories: int) -> N
     assert done.counts["losses"] > 0
 
 
+@pytest.mark.parametrize("seed", ["7655", "7717", "8487", "21573", "28577"])
+def test_what_the_judge_once_misread(seed: str) -> None:
+    """One call grants to several, told in any order; and a clock is set back over the end of a permit that is gone."""
+    assert simulate.simulate_some([f"20261125-{seed}"], "model").violations == []
+
+
 @pytest.mark.parametrize("patch", BUGS, ids=lambda patch: patch.stem)
 def test_a_bug_planted_in_the_client_is_found(patch: Path, tmp_path: Path) -> None:
     """The simulation of a client with a bug breaks a promise, and says with which seed."""
