@@ -39,7 +39,7 @@ def main() -> None:
     with ExitStack() as stack:
         if options.before is not None:
             os.environ[BEFORE] = str(stack.enter_context(installed(options.before)))
-            options.peers.insert(options.peers.index("redlease") + 1, "before")
+            options.peers = [*options.peers, "before"]
         url = stack.enter_context(running_server(binary, appendonly=options.aof))
         about = f"{describe(url)}, Python {platform.python_version()}, {os.cpu_count()} cores, rounds: {options.rounds}"
         console.print(about)

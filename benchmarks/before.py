@@ -27,7 +27,7 @@ def installed(commit: str) -> Iterator[Path]:
         source.mkdir()
         git = shutil.which("git")
         assert git is not None, "git is needed to measure an earlier version"
-        archive = subprocess.run([git, "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+        archive = subprocess.run([git, "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             files.extractall(source, filter="data")
         pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import os
 import random
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import simulate
@@ -22,43 +21,37 @@ from lock_models import LOCK
 from relay_models import RELAY
 
 OTHERS_HISTORIES = 100
-PARTS = ("histories", "episodes", "libraries", "simulation", "specification")
-# What runs side by side, each line from left to right: all but the last wait for leases most of their time.
-HALF = len(FAULTS) // 2
-LINES = (
-    (("histories",), ("libraries",)),
-    (("episodes", "--faults", *list(FAULTS)[:HALF]),),
-    (("episodes", "--faults", *list(FAULTS)[HALF:]),),
-    (("simulation",), ("specification",)),
-)
+PARTS = ("histories", "libraries", "episodes", "simulation", "specification")
 COLUMNS = ("faults", "histories", "acquire", "check", "pairs in order", "losses", "data missed")
 
 
 class Proof:
-    """One part: what is wrong is counted."""
+    """What some parts find: a text, and how much of it is wrong."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
+        self.text = ""
         self.wrong = 0
 
     def say(self, *lines: str) -> None:
-        """Print lines at once."""
-        sys.stdout.write("\n".join(lines) + "\n")
-        sys.stdout.flush()
+        """Add lines to the text."""
+        self.text += "".join(f"{line}\n" for line in lines)
 
-    def run(self) -> None:
-        """Do it, and tell how long it took."""
+    def run(self, name: str) -> None:
+        """Do a part, print what it finds when it has ended, and tell how long it took."""
         parts: dict[str, Callable[[], None]] = {
             "histories": self.histories,
-            "episodes": self.episodes,
             "libraries": self.libraries,
+            "episodes": self.episodes,
             "simulation": self.simulation,
             "specification": self.specifications,
         }
-        began = time.monotonic()
-        self.say(f"\n## {self.options.only.capitalize()}\n")
-        parts[self.options.only]()
+        began, before = time.monotonic(), len(self.text)
+        self.say(f"\n## {name.capitalize()}\n")
+        parts[name]()
         self.say(f"\n{time.monotonic() - began:.0f} s.")
+        sys.stdout.write(self.text[before:])
+        sys.stdout.flush()
 
     def histories(self) -> None:
         """Record histories in which processes are stopped and killed."""
@@ -135,50 +128,47 @@ def main() -> None:
     parser.add_argument("--report", type=Path, default=Path("build/proof.md"), help="where it writes (build/proof.md)")
     options = parser.parse_args()
     options.report.parent.mkdir(parents=True, exist_ok=True)
-    if options.only:
-        proof = Proof(options)
-        proof.run()
-        sys.exit(proof.wrong > 0)
-    sys.exit(not prove_all(options))
-
-
-def prove_all(options: argparse.Namespace) -> bool:
-    """Does every part, prints and writes what each found when it has ended, and returns whether all is well."""
     began = time.monotonic()
-    # Those of the episodes count.
-    options.histories = max(1, options.histories - options.episodes * REDLEASE.histories)
-    lock = threading.Lock()
-    with options.report.open("w") as report:
-
-        def say(text: str) -> None:
-            with lock:
-                for to in (sys.stdout, report):
-                    to.write(text)
-                    to.flush()
-
-        def run_line(number: int) -> bool:
-            # What computes lets the others go first, so that they are judged as on a machine that is free.
-            first = ["nice"] if number == len(LINES) - 1 else []
-            ports = os.environ | {"PYTEST_XDIST_WORKER": f"gw{number}"}  # each line has its own, see ports.py
-            ended = []
-            for part in LINES[number]:
-                command = [*first, sys.executable, __file__, "--only", *part, *given(options)]
-                ended.append(subprocess.run(command, env=ports, stdout=subprocess.PIPE, text=True, check=False))
-                say(ended[-1].stdout)
-            return all(one.returncode == 0 for one in ended)
-
-        say(f"# make prove: seed {options.seed}, {options.engine}\n")
-        with ThreadPoolExecutor() as pool:
-            is_well = all(list(pool.map(run_line, range(len(LINES)))))
-        say(f"\n{time.monotonic() - began:.0f} s in all; {'nothing' if is_well else 'something'} is wrong.\n")
-    return is_well
+    head = f"# make prove: seed {options.seed}, {options.engine}\n"
+    sys.stdout.write(head)
+    sys.stdout.flush()
+    # Of which a process does one after the other, beside the other processes.
+    lines = [line for line in planned(options) if line[0]]
+    with ProcessPoolExecutor(len(lines), multiprocessing.get_context("spawn")) as pool:
+        proofs = list(pool.map(run_line, range(len(lines)), *zip(*lines, strict=True)))
+    wrong = sum(proof.wrong for proof in proofs)
+    tail = f"\n{time.monotonic() - began:.0f} s in all; {'something' if wrong else 'nothing'} is wrong.\n"
+    sys.stdout.write(tail)
+    options.report.write_text(head + "".join(proof.text for proof in proofs) + tail)
+    sys.exit(wrong > 0)
 
 
-def given(options: argparse.Namespace) -> Iterator[str]:
-    """The options that each part gets, as words."""
-    for name in ("histories", "simulated", "on_scripts", "episodes", "seed", "engine", "keep"):
-        if (value := getattr(options, name)) is not None:
-            yield f"--{name.replace('_', '-')}={value}"
+def planned(options: argparse.Namespace) -> Iterator[tuple[list[str], argparse.Namespace]]:
+    """Yield which parts run one after the other, and with which options.
+
+    All but the last line wait for leases most of their time. In the whole of it the histories of the episodes count.
+    """
+    recorded = 0 if options.only else options.episodes * REDLEASE.histories
+    half = len(options.faults) // 2
+    for parts, changed in (
+        (("histories", "libraries"), {"histories": max(1, options.histories - recorded)}),
+        (("episodes",), {"faults": options.faults[half:]}),
+        (("episodes",) if half else (), {"faults": options.faults[:half]}),
+        (("simulation", "specification"), {}),
+    ):
+        wanted = [part for part in parts if options.only in {None, part}]
+        yield wanted, argparse.Namespace(**vars(options) | changed)
+
+
+def run_line(number: int, parts: list[str], options: argparse.Namespace) -> Proof:
+    """Do these parts, in a process of their own."""
+    os.environ["PYTEST_XDIST_WORKER"] = f"gw{number}"  # each line has ports of its own, see ports.py
+    if not {"histories", "libraries", "episodes"} & set(parts):
+        os.nice(10)  # what computes lets the others go first, so that they are judged as on a machine that is free
+    proof = Proof(options)
+    for part in parts:
+        proof.run(part)
+    return proof
 
 
 if __name__ == "__main__":

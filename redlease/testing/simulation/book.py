@@ -33,6 +33,10 @@ class Held:
     until_ms: int
     has_lapsed: bool = False
 
+    def prolong(self, until_ms: int) -> None:
+        """It is held until then, so it was not removed."""
+        self.until_ms, self.has_lapsed = until_ms, False
+
 
 @dataclass
 class Waiting:
@@ -132,11 +136,9 @@ class Book:
         if self.holds(ticket, self.held[ticket].fence if ticket in self.held else 0):
             yield f"repeats (P5): {ticket} holds a permit and gets another"
         # The server forgets what has expired before it grants: a step of its clock does not bring that back.
-        self.held = {
-            other: held for other, held in self.held.items() if held.until_ms > self.now and not held.has_lapsed
-        }
+        self.held = {other: held for other, held in self.held.items() if held.until_ms > self.now}
         self.waiting = {other: waits for other, waits in self.waiting.items() if self._lasts(waits) > self.now}
-        others = [held for other, held in self.held.items() if other != ticket]
+        others = [held for other, held in self.held.items() if other != ticket and not held.has_lapsed]
         if sum(held.weight for held in others) + weight > self.capacity:
             yield f"exclusion (P1): {ticket} is granted beside {others}, capacity {self.capacity}"
         own = self.waiting.pop(ticket, None)
@@ -162,7 +164,7 @@ class Book:
             if known and known.fence == fence:
                 if known.until_ms <= self.now:
                     yield f"strict expiry (P8): {ticket} had expired and is held again under {fence}"
-                known.until_ms = until_ms
+                known.prolong(until_ms)
                 self.waiting.pop(ticket, None)
             else:
                 has_priority = rest[:1] not in {"", "0"}
@@ -187,8 +189,7 @@ class Book:
             if not self.holds(args[0], int(args[1])):
                 yield f"strict expiry (P8): {args[0]} is renewed and was not held under {args[1]}"
             else:
-                self.held[args[0]].until_ms = reply[0]
-                self.held[args[0]].has_lapsed = False
+                self.held[args[0]].prolong(reply[0])
 
     def _release(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
         ticket, request, fence, *_ = args
@@ -214,7 +215,8 @@ class Book:
                     yield f"fences (P3): {ticket} gets {reply[0]} after {self.fence}"
                 self.fence = reply[0]
                 self.taken.add(ticket)
-            held.fence, held.until_ms = reply[0], reply[2]
+            held.fence = reply[0]
+            held.prolong(reply[2])
 
     def _reduce(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
         if reply[0] and args[0] in self.held:
