@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from records import MS, History, Loss, Operation, Seen
 
-# After a stall: the client's longest pause between two attempts to connect, and an attempt on a busy machine.
-RECONNECTED = 1500 * MS
 LOSS_SLACK = 300 * MS  # what a busy machine may need to run a callback that is due
 
 
@@ -111,12 +109,9 @@ def precedes(second: Operation, first: Operation, releases: dict[str, int]) -> b
 
 
 def stalled(history: History, waiter: Operation, seen: Seen) -> bool:
-    """Tell whether the process of a waiter, or the server, stood still between the look and the grant, or just before.
-
-    A client whose connection is lost comes back later than the server, and until then its place may lapse.
-    """
+    """Tell whether the process of a waiter stood still, or had no connection, between the look and the grant."""
     until = waiter.returned or seen.at
-    return any(since <= until and at + RECONNECTED >= seen.since for since, at in history.stalls[waiter.client])
+    return any(since <= until and at >= seen.since for since, at in history.stalls[waiter.client])
 
 
 def losses(history: History, findings: Findings) -> Iterator[tuple[str, str]]:

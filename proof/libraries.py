@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import redis.asyncio
 import redis_lock
 
 from redlease import Hold, LeaseLost, Permit, Redlease, RedleaseError, Unavailable
+from redlease.events import Event, Reconnected
 from redlease.primitives.semaphore import Semaphore
 
 from records import MS, Recorder, now
@@ -70,7 +72,21 @@ class OfRedlease(Library):
     """Holds, permits as data, permits that are left to expire, and attempts that do not wait."""
 
     async def open(self) -> None:
-        self.client = Redlease.from_url(self.url, prefix="proof", call_timeout=TIMEOUT)
+        self.client = Redlease.from_url(self.url, prefix="proof", call_timeout=TIMEOUT, on_event=self.on_event)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def on_event(self, event: Event) -> None:
+        """Record how long the client was without its connection, which may be longer than the server was away."""
+        if isinstance(event, Reconnected):
+            task = asyncio.create_task(self.back(since=now() - int(event.after * 1000 * MS)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def back(self, since: int) -> None:
+        """Record it when a call is answered: those that extend the client's places went before it."""
+        with contextlib.suppress(Unavailable):
+            await self.client.lock("back").inspect()
+            self.recorder.write("stall", "", since=since, at=now())
 
     async def step(self, plan: Plan, ticket: str, draw: random.Random) -> None:
         pool = self.client.semaphore(plan.name, plan.capacity, lease=plan.lease, waiter_lease=plan.waiter_lease)
