@@ -200,6 +200,7 @@ async def test_the_newest_waits(kept: Kept) -> None:
     holder = await kept.ask(key="a")
     await holder.execute_update(NewestHolder.until_held)
     older = await kept.ask(key="a")
+    await kept.until_waiting(older.id)
     other = await kept.ask(key="b")
     await kept.until_waiting(older.id, other.id)
     newer = await kept.ask("replace-waiter", "a")
