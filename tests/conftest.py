@@ -20,6 +20,7 @@ from redlease import Redlease
 from clusters import Cluster
 from postgres import running_postgres
 from proxy import Proxy
+from repeated_timeout import pytest_timeout_set_timer  # noqa: F401
 from servers import CLOCK_ENGINES, ENGINES, REAL_ENGINES, Server, available_engines, describe_engines, find_faketime
 from tiers import QUICK, QUICK_ENGINES, QUICK_S, TIERS, tier_of
 

@@ -1,4 +1,4 @@
-"""Nothing falls between `make test` and `make test-rest`, and no test is run by both."""
+"""Nothing falls between `make test` and `make test-rest`, no test is run by both, and none goes on for ever."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+
+from repeated_timeout import pytest_timeout_set_timer
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,3 +56,29 @@ def test_each_test_is_run_once() -> None:
     assert set.union(*parts) == everything
     assert not [one & other for one, other in combinations(parts, 2) if one & other]
     assert all((ROOT / word).is_file() for words in again for word in words if word.startswith("tests/"))
+
+
+HANGING = """
+import asyncio, signal
+
+async def takes_the_timeout():
+    signal.pause()
+
+async def test_that_hangs():
+    task = asyncio.ensure_future(takes_the_timeout())
+    await asyncio.Event().wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_timeout_that_a_task_takes_comes_again(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    """As one did that was raised in a worker's task: that task ended, unheard, and the test waited for ever."""
+    timers = pytestconfig.hook.pytest_timeout_set_timer.get_hookimpls()
+    assert pytest_timeout_set_timer in [timer.function for timer in timers]
+    (tmp_path / "conftest.py").write_text("from repeated_timeout import pytest_timeout_set_timer\n")
+    (tmp_path / "test_hanging.py").write_text(HANGING)
+    config = f"--config-file={ROOT / 'pyproject.toml'}"
+    command = [sys.executable, "-m", "pytest", config, "-p", "no:cacheprovider", "-o", "timeout=0.5", str(tmp_path)]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert said.returncode == pytest.ExitCode.TESTS_FAILED, said
+    assert "Timeout (>0.5s)" in said.stdout
