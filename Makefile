@@ -32,7 +32,7 @@ LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_red
     conformance/test_acquire.py conformance/test_permits.py)
 LOWEST_TEMPORAL_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo failover example-fencing example-temporal example-languages bench bench-cluster bench-fairness bench-profile bench-quick test test-rest test-all test-long vectors prove soak sbom docs test-lowest forget-coverage lint format clean sdist
+.PHONY: help demo failover example-fencing example-temporal example-languages bench bench-cluster bench-fairness bench-profile bench-quick test test-rest test-all test-long vectors prove soak sbom docs test-lowest coverage lint format clean sdist
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -85,14 +85,12 @@ docs: $(VENV)/.docs  ## Build the site in build/site; a page that is not in its 
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 PYTEST = REDLEASE_TEST_WHEEL=1 $(BIN)/pytest --dist worksteal
-# `test-all` measures coverage. Tracing more than doubles the processor time of a test, so only one run of the core's tests
-# and one of the adapter's is traced: the quick tier, and what runs on the newer Temporal server.
-COVERED = $(PYTEST)
+ON_NEWEST = REDLEASE_TEMPORAL=$(NEWEST_TEMPORAL) $(PYTEST) --numprocesses $(TEMPORAL_JOBS) -m "not slow" $(ON_NEWEST_TEMPORAL)
 ON_LOWEST = PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesses $(JOBS) --tier quick $(LOWEST_TESTS)
 ON_LOWEST_TEMPORAL = PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesses $(TEMPORAL_JOBS) $(LOWEST_TEMPORAL_TESTS)
 
 test: $(VENV)/.test  ## Test the wheel on what pip brings, in minutes; ARGS="tests/core/protocol/test_wire.py -k grant" chooses.
-	@$(COVERED) --numprocesses $(JOBS) --tier quick $(ARGS)
+	@$(PYTEST) --numprocesses $(JOBS) --tier quick $(ARGS)
 
 # The core's tests of durations do not run beside a thousand workflows, so each part is a run of its own.
 test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make test` leaves out: every engine, every server, what is slow.
@@ -105,7 +103,7 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make te
 	@status=0; \
 	$(PYTEST) --numprocesses $(JOBS) --tier rest --ignore=tests/temporal || status=$$?; \
 	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) --tier rest tests/temporal || status=$$?; \
-	REDLEASE_TEMPORAL=$(NEWEST_TEMPORAL) $(COVERED) --numprocesses $(TEMPORAL_JOBS) -m "not slow" $(ON_NEWEST_TEMPORAL) || status=$$?; \
+	$(ON_NEWEST) || status=$$?; \
 	$(ON_LOWEST) || status=$$?; \
 	$(ON_LOWEST_TEMPORAL) || status=$$?; \
 	exit $$status
@@ -116,8 +114,14 @@ test-lowest: $(VENV)/.test $(VENV)/.lowest  ## Test the lowest versions of redis
 	$(ON_LOWEST_TEMPORAL) || status=$$?; \
 	exit $$status
 
-test-all: COVERED = REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --dist worksteal
-test-all: forget-coverage lint test test-rest  ## Lint, type-check, and test everything, with coverage.
+test-all: lint test test-rest  ## Lint, type-check, and test everything.
+
+# Tracing more than doubles the processor time of a test, so one run of the core's tests and one of the adapter's is traced.
+coverage: PYTEST = REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --dist worksteal
+coverage: $(VENV)/.test  ## Show which lines the quick tests and those on the newer Temporal server leave out.
+	@rm -f .coverage .coverage.*
+	@$(PYTEST) --numprocesses $(JOBS) --tier quick
+	@$(ON_NEWEST)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
@@ -154,9 +158,6 @@ sbom: $(VENV)/.wheel  ## Write dist/redlease.cdx.json, the wheel and its depende
 
 failover: $(VENV)/.test  ## Kill masters under Sentinels and in clusters, and measure who holds when, in minutes; ARGS="--runs 3" fewer.
 	@PYTHONPATH=tests/support $(BIN)/python proof/failover.py $(ARGS)
-
-forget-coverage:
-	@rm -f .coverage .coverage.*
 
 lint: $(VENV)/.test $(VENV)/.docs  ## Check style and types.
 	@$(BIN)/ruff check .

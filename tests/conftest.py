@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from redlease import Redlease
 
+import garbage
 from clusters import Cluster
 from postgres import running_postgres
 from proxy import Proxy
@@ -92,7 +93,7 @@ class Servers:
         """Three masters of Redis 7, which no test may disturb."""
         if self._cluster is None:
             assert "redis7" in self._engines, "mark the test slow: `make test` has no cluster"
-            self._cluster = Cluster("redis7").start()
+            self._cluster = Cluster("redis7").start().rest()
         return self._cluster
 
     def url(self, engine: str) -> str:
@@ -335,7 +336,6 @@ async def nothing_left_behind() -> AsyncIterator[None]:
         # What was cancelled or closed last needs a few turns to end.
         await asyncio.sleep(0)
     problems += [f"left running: {task!r}" for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    # The exception of a task that nobody awaited shows when the task is collected.
-    gc.collect()
+    garbage.collect()
     if problems:
         pytest.fail("\n".join(problems), pytrace=False)

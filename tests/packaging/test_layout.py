@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import inspect
 import itertools
 import os
@@ -88,7 +89,11 @@ class Imports:
     def __init__(self, package: Path) -> None:
         self.package = package
         self.paths = {self.name(path): path for path in sorted(package.rglob("*.py"))}
-        self.of = {name: self.imported(path) for name, path in self.paths.items()}
+
+    @functools.cached_property
+    def of(self) -> dict[str, set[str]]:
+        """Return what each module imports."""
+        return {name: self.imported(path) for name, path in self.paths.items()}
 
     def name(self, path: Path) -> str:
         """Return the dotted name of a module, such as ``redlease.protocol.scripts``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +13,7 @@ from lock_service import Callers, with_callers
 from temporal_tools import Place
 from temporalio.client import Client
 
+import garbage
 from quiet import CORE_TELLS_WITHIN, Quiet, hear_the_core
 from temporal_children import WORKER, WorkerProcess, start_worker
 from temporal_cli import cli_at_hand
@@ -153,7 +153,7 @@ async def quiet() -> AsyncIterator[Quiet]:
     with listener.listening():
         yield listener
         # A task that nobody awaited is told of when it is collected, and the core tells what it logs a moment later.
-        gc.collect()
+        garbage.collect()
         await asyncio.sleep(CORE_TELLS_WITHIN)
     if problems := listener.problems():
         pytest.fail("\n".join(problems), pytrace=False)
