@@ -94,7 +94,7 @@ class Cluster:
         return self
 
     def rest(self) -> Self:
-        """Let the nodes, none of which is to fail, look after themselves and each other once a second, not ten times."""
+        """Let the nodes, none of which is to fail, look after themselves and each other once a second."""
         for node in self.nodes:
             node.cli("CONFIG", "SET", "cluster-node-timeout", 10 * NODE_TIMEOUT_MS)
             node.cli("CONFIG", "SET", "dynamic-hz", "no")
