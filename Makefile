@@ -3,11 +3,11 @@
 PYTHON ?= python3
 ARGS ?=
 # Most tests wait most of the time, so more of them run at once than the machine has cores (two, where this was measured).
-JOBS ?= 6
+JOBS ?= 8
 # Every worker of every run collects all tests, and most of that is compiling them: compiled once, it takes a third.
 unexport PYTHONDONTWRITEBYTECODE
 # Each of these has a Temporal server beside it, and workers that are processes.
-TEMPORAL_JOBS ?= 4
+TEMPORAL_JOBS ?= 6
 
 VENV := .venv
 BIN := $(VENV)/bin
