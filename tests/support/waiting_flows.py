@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from temporalio import workflow
 
-from redlease_temporal import AcquireTimeout, Hold, QueueFull, Withdrawn, lock, semaphore
+from redlease_temporal import AcquireTimeout, QueueFull, Withdrawn, lock, semaphore
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Many:
     """Holds many locks, until it is told to go on."""
 
     def __init__(self) -> None:
-        self._holds = 0
+        self._all = False
         self._go = False
 
     @workflow.signal
@@ -65,19 +65,16 @@ class Many:
         """Go on."""
         self._go = True
 
-    @workflow.query
-    def holds(self) -> int:
-        """Return how many it has."""
-        return self._holds
+    @workflow.update
+    async def held(self) -> None:
+        """Return when it has all of them."""
+        await workflow.wait_condition(lambda: self._all)
 
     @workflow.run
     async def run(self, name: str, count: int, lease: float) -> int:
         """Return how many were kept to the end."""
-        holds = await asyncio.gather(*(self._hold(f"{name}-{number}", lease) for number in range(count)))
+        locks = [lock(f"{name}-{number}", lease=lease) for number in range(count)]
+        holds = await asyncio.gather(*(each.hold(on_lost="signal") for each in locks))
+        self._all = True
         await workflow.wait_condition(lambda: self._go)
         return sum(await asyncio.gather(*(hold.release() for hold in holds)))
-
-    async def _hold(self, name: str, lease: float) -> Hold:
-        hold = await lock(name, lease=lease).hold(on_lost="signal")
-        self._holds += 1
-        return hold
