@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from typing import Protocol
 
 from redlease import clock
@@ -54,13 +55,18 @@ class Schedule:
             return
         if item.due_ms is not None:
             del self._due[item.due_ms][item]
-        item.due_ms = when_ms
+            item.due_ms = None
         due = self._due.get(when_ms)
         if due is None:
+            # Pushed first: no item of a moment that is known, but not in the heap, would ever run.
+            heapq.heappush(self._moments, when_ms)
             self._due[when_ms] = {item: None}
-            self._add(when_ms)
         else:
             due[item] = None
+        item.due_ms = when_ms
+        # For a moment that is known too: setting the timer may have failed for the item that came first.
+        if self._timer is None or when_ms < self._timer_ms:
+            self._arm(asyncio.get_running_loop().time(), clock.now_ms())
 
     def drop(self, item: Due) -> None:
         """Removes the item."""
@@ -81,11 +87,6 @@ class Schedule:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _add(self, moment_ms: float) -> None:
-        heapq.heappush(self._moments, moment_ms)
-        if self._timer is None or moment_ms < self._timer_ms:
-            self._arm(asyncio.get_running_loop().time(), clock.now_ms())
-
     def _arm(self, read_at_s: float, now_ms: float) -> None:
         """Sets the timer; `read_at_s`: the loop's clock, read before `now_ms`.
 
@@ -100,7 +101,7 @@ class Schedule:
             self._timer = asyncio.get_running_loop().call_at(due_s, self._turn)
 
     def _turn(self) -> None:
-        self._timer, now_ms = None, self._timer_ms
+        now_ms, self._timer_ms = self._timer_ms, -math.inf  # the end of this turn sets the timer, and no item does
         read_at_s = asyncio.get_running_loop().time()
         try:
             now_ms = clock.now_ms()

@@ -10,6 +10,8 @@ import pytest
 from redlease import clock
 from redlease.session.schedule import Schedule
 
+from helpers import eventually
+
 STOP_S = 0.3
 
 
@@ -70,4 +72,24 @@ async def test_a_stop_while_a_timer_runs_delays_nothing(monkeypatch: pytest.Monk
     assert first.runs == 1
     await one_turn()
     assert second.runs == 1
+    schedule.close()
+
+
+@pytest.mark.parametrize("fails", ["redlease.clock.now_ms", "heapq.heappush", "asyncio.get_running_loop"])
+async def test_a_mistake_while_an_item_is_scheduled(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """Another item of that moment runs then, and the first as soon as it is scheduled again."""
+    first, second = Client(), Client()
+    schedule = Schedule(first)
+    due_ms = clock.now_ms() + 20
+
+    def fail(*_: object) -> None:
+        raise RuntimeError(fails)
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match=fails):
+        patched.setattr(fails, fail)
+        schedule.at(due_ms, first)
+    schedule.at(due_ms, second)
+    await eventually(lambda: second.runs == 1)
+    schedule.at(clock.now_ms(), first)
+    await eventually(lambda: first.runs >= 1)
     schedule.close()
