@@ -21,13 +21,27 @@ class Client:
     def __init__(self) -> None:
         self.due_ms: float | None = None
         self.runs = 0
+        self.stalls = 0
 
     def on_due(self, now_ms: float) -> bool:  # noqa: ARG002
         self.runs += 1
         return False
 
-    def stalled(self, now_ms: float) -> None:
-        pass
+    def stalled(self, now_ms: float) -> None:  # noqa: ARG002
+        self.stalls += 1
+
+
+async def test_a_timer_that_is_not_late_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client looks at all its leases after a stall alone, and not in every turn."""
+    monkeypatch.setattr("redlease.session.schedule.LATE_MS", 1e6)  # however busy the machine is
+    client = Client()
+    schedule = Schedule(client)
+    for _ in range(3):
+        client.runs = 0
+        schedule.at(clock.now_ms() + 5, client)
+        await eventually(lambda: client.runs == 1)
+    assert client.stalls == 0
+    schedule.close()
 
 
 def stop_after_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
