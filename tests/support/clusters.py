@@ -111,13 +111,14 @@ class Cluster:
         return str(node.cli("CLUSTER", "MYID"))
 
     def master_of(self, key: str) -> Server:
-        """Return the node that serves a key now."""
+        """Return the node that serves a key now; between two masters a node may name none, so it is asked again."""
         slot = key_slot(key.encode())
-        (port,) = {
-            serving[0][1]
-            for first, last, *serving in _slots(next(node for node in self.nodes if node.is_running))
-            if first <= slot <= last
-        }
+
+        def named() -> list[int]:
+            shares = _slots(next(node for node in self.nodes if node.is_running))
+            return [serving[0][1] for first, last, *serving in shares if first <= slot <= last]
+
+        (port,) = until(named)
         return next(node for node in self.nodes if node.port == port)
 
     def move_slot(self, slot: int, source: Server, target: Server) -> None:
