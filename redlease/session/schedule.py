@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import math
 from typing import Protocol
 
 from redlease import clock
@@ -101,12 +100,11 @@ class Schedule:
             self._timer = asyncio.get_running_loop().call_at(due_s, self._turn)
 
     def _turn(self) -> None:
-        now_ms = due_ms = self._timer_ms
-        self._timer_ms = -math.inf  # the end of this turn sets the timer, and no item does
+        self._timer, now_ms = None, self._timer_ms
         read_at_s = asyncio.get_running_loop().time()
         try:
             now_ms = clock.now_ms()
-            if now_ms - due_ms > LATE_MS:
+            if now_ms - self._timer_ms > LATE_MS:
                 self._owner.stalled(now_ms)
             if len(self._moments) > self._sweep_at:
                 self._sweep()
