@@ -120,7 +120,7 @@ async def busy(client: Redlease) -> AsyncIterator[list[redlease.Hold]]:
     async def take_turns(number: int) -> None:
         while True:
             async with client.lock(f"r{number % 6}", lease=6, waiter_lease=6).hold(on_lost="signal"):
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.01)
 
     tasks = [asyncio.create_task(take_turns(number)) for number in range(18)]
     try:

@@ -121,7 +121,7 @@ async def test_the_permit_of_a_run_that_is_terminated_in_its_pause_is_free(bench
 
 
 async def test_the_permit_of_a_paused_run_is_released_by_its_ticket(bench: Bench) -> None:
-    """An administrator lets the others go on; the run learns of it when it goes on itself."""
+    """An administrator lets the others go on; the run learns of it as soon as it goes on itself, and ends."""
     actor = await bench.actor()
     paused, fence = await holding(bench)
     await pause(bench.client, paused)
@@ -131,7 +131,7 @@ async def test_the_permit_of_a_paused_run_is_released_by_its_ticket(bench: Bench
     other, later = await holding(bench)
     assert later > fence
     await unpause(bench.client, paused)
-    assert await go_on(paused) == "lost"
+    assert await paused.result() == "lost"
     assert await go_on(other) == f"held {later}"
 
 
