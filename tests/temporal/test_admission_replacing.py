@@ -17,6 +17,7 @@ from temporalio.client import (
     WorkflowFailureError,
     WorkflowHandle,
 )
+from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import CancelledError
 from temporalio.plugin import SimplePlugin
 from temporalio.worker import Replayer
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from redlease import Redlease
     from redlease_temporal.admission.replacing import Taken
     from redlease_temporal.admission.rule import Entry
+    from redlease_temporal.backends.redis.registry import TicketRecord
 
 WORKFLOWS = [Newest, NewestBySlots, NewestTwo, ParentOfNewest]
 BOTH = pytest.mark.parametrize("kind", [Newest, NewestBySlots])
@@ -62,6 +64,13 @@ class Starter:
             kind.run, job, id=f"{self._place.prefix}-{self._count}", task_queue=self._place.task_queue
         )
         return handle
+
+    async def again(self, handle: WorkflowHandle[Any, str]) -> None:
+        """Start a workflow that runs once more, which leaves it as it is."""
+        job, use_existing = Job(f"{self._place.prefix}-a"), WorkflowIDConflictPolicy.USE_EXISTING
+        await self.client.start_workflow(
+            Newest.run, job, id=handle.id, task_queue=self._place.task_queue, id_conflict_policy=use_existing
+        )
 
 
 @pytest.fixture
@@ -178,36 +187,77 @@ async def test_many_starts_at_once(starter: Starter, kind: type[Any]) -> None:
     await finished(next(handle for handle in handles if handle.id == running.id))
 
 
-async def test_of_those_that_wait_the_last_runs(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three starts wait while the oldest cleans up: whichever comes in first, the one that asked last runs in the end.
-
-    Those that asked before it are cancelled, or refused.
-    """
-    asked = asyncio.Semaphore(0)
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> asyncio.Semaphore:
+    """Released by each look of a start at the places in Redis: the time at which it asked is that of its first look."""
+    looks = asyncio.Semaphore(0)
     look = Admission.taken
 
     async def looked(places: Admission, entry: Entry) -> tuple[list[Taken], float]:
         found = await look(places, entry)
-        asked.release()
+        looks.release()
         return found
 
     monkeypatch.setattr(Admission, "taken", looked)
+    return looks
+
+
+async def test_of_those_that_wait_the_last_runs(starter: Starter, asked: asyncio.Semaphore) -> None:
+    """Three starts wait while the oldest cleans up: whichever comes in first, the one that asked last runs in the end.
+
+    Those that asked before it are cancelled, or refused.
+    """
     oldest = await starter.start(Newest, "slow")
     await oldest.execute_update(Replaced.begun)
     waiting = []
     for _ in range(3):
         waiting.append(asyncio.create_task(starter.start(Newest)))
-        await asked.acquire()  # the time at which it asked counts from its first look at the places
+        await asked.acquire()
     await oldest.execute_update(Replaced.cancelled)
     await oldest.signal(Replaced.proceed)
     *outcomes, newest = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(newest, WorkflowHandle)
     for outcome in outcomes:
         if isinstance(outcome, WorkflowHandle):
             await was_cancelled(outcome)
         else:
             assert isinstance(outcome, WorkflowConcurrencyLimitExceeded)
-    assert isinstance(newest, WorkflowHandle)
     await finished(newest)
+
+
+@pytest.mark.parametrize("is_started_again", [False, True])
+async def test_who_asked_before_is_older_while_it_runs_too(
+    starter: Starter, asked: asyncio.Semaphore, monkeypatch: pytest.MonkeyPatch, is_started_again: bool
+) -> None:
+    """Two starts wait, and the one that asked first is admitted; when the other one looks again, it takes its place.
+
+    So it does if the ID of the first was started once more meanwhile, which changes nothing: it runs.
+    """
+    runs = asyncio.Event()
+    reserve = Admission.reserve
+
+    async def late(places: Admission, entry: Entry) -> TicketRecord | None:
+        if entry.asked and entry.workflow_id.endswith("-3"):
+            await runs.wait()
+        return await reserve(places, entry)
+
+    monkeypatch.setattr(Admission, "reserve", late)
+    oldest = await starter.start(Newest, "slow")
+    await oldest.execute_update(Replaced.begun)
+    first = asyncio.create_task(starter.start(Newest))
+    await asked.acquire()
+    second = asyncio.create_task(starter.start(Newest))
+    await asked.acquire()
+    await oldest.execute_update(Replaced.cancelled)
+    await oldest.signal(Replaced.proceed)
+    older = await first
+    await older.execute_update(Replaced.begun)
+    if is_started_again:
+        await starter.again(older)
+    runs.set()
+    newer = await second
+    await was_cancelled(older)
+    await finished(newer)
 
 
 class Delay(Interceptor):

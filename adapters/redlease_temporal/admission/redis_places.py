@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import NamedTuple
 
 from redlease import limits
+from redlease.models import Snapshot
 from redlease.tickets import Granted, Resource, Status, Tickets, label
 from redlease_temporal.backends.redis.registry import Registry, TicketRecord, digest
 from redlease_temporal.common.run_monitor import RunMonitor, RunStatus
@@ -77,7 +79,7 @@ class Admission:
         Raises:
             WorkflowConcurrencyLimitExceeded: No place is free.
         """
-        record = self.record_of(entry)
+        record = self.record_of(await self._dated(entry))
         while True:
             grant = await self._take(record, PROVISIONAL_MS)
             if grant is None:
@@ -118,7 +120,7 @@ class Admission:
 
     async def admit(self, entry: Entry) -> TicketRecord | None:
         """Takes the place of a run, or finds the one that it has; None if no place is free."""
-        record = self.record_of(entry)
+        record = self.record_of(await self._dated(entry))
         known = await self._registry.claim(record)
         own = known.chain in {"", entry.chain}
         while True:
@@ -137,8 +139,7 @@ class Admission:
     async def taken(self, entry: Entry) -> tuple[list[Taken], float]:
         """The places that other workflows have, and the time, in ms."""
         own, namespace = self.record_of(entry), f"{self._namespace}/"
-        resource = self._resource(own)
-        snapshot = await self._tickets.inspect(resource, declared=entry.limit, limit=entry.limit + PLACES_MORE)
+        snapshot = await self._inspect(entry)
         places = [
             Taken(
                 each.metadata.get(WORKFLOW_ID) or each.ticket.removeprefix(namespace),
@@ -174,6 +175,20 @@ class Admission:
 
     def _resource(self, record: TicketRecord) -> Resource:
         return self._tickets.resource(record.terms.resource)
+
+    async def _inspect(self, entry: Entry) -> Snapshot:
+        resource = self._tickets.resource(entry.resource)
+        return await self._tickets.inspect(resource, declared=entry.limit, limit=entry.limit + PLACES_MORE)
+
+    async def _dated(self, entry: Entry) -> Entry:
+        """The entry, with the time at which its start asked if that had to wait for the place that it has by now."""
+        if not entry.replaces or entry.asked:
+            return entry
+        # The request that follows writes the place's metadata again. Without that time, a place that a start waited for
+        # would count from its grant, as newer than starts that asked after it, and these would not replace it.
+        own = self.record_of(entry).ticket
+        held = (each.metadata for each in (await self._inspect(entry)).holders if each.ticket == own)
+        return replace(entry, asked=float(next(held, {}).get(ASKED, 0)))
 
     async def _fate(self, entry: Entry) -> RunStatus:
         return (await self._monitor.look((entry.workflow_id, ""))).fate
