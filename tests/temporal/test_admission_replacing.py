@@ -260,6 +260,44 @@ async def test_who_asked_before_is_older_while_it_runs_too(
     await finished(newer)
 
 
+async def test_a_place_taken_over_counts_from_the_start_that_took_it_over(
+    starter: Starter, place: Place, asked: asyncio.Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workflow ID is started again before its closed run's place is free; who asked before that is refused."""
+    free, reserve = Admission.free, Admission.reserve
+    is_started = asyncio.Event()
+
+    async def freed_late(places: Admission, record: TicketRecord) -> None:
+        await is_started.wait()
+        await free(places, record)
+
+    async def reserved_late(places: Admission, entry: Entry) -> TicketRecord | None:
+        if entry.asked:
+            await is_started.wait()
+        return await reserve(places, entry)
+
+    async def nothing_freed(places: Admission, entry: Entry, taken: Taken) -> bool:
+        del places, entry, taken
+        return False
+
+    monkeypatch.setattr(Admission, "free", freed_late)
+    monkeypatch.setattr(Admission, "reserve", reserved_late)
+    monkeypatch.setattr(Admission, "free_if_over", nothing_freed)
+    oldest = await starter.start(Newest)
+    await oldest.execute_update(Replaced.begun)
+    waiting = asyncio.create_task(starter.start(Newest))
+    await asked.acquire()
+    await was_cancelled(oldest)
+    newest: WorkflowHandle[Any, str] = await starter.client.start_workflow(
+        Newest.run, Job(f"{place.prefix}-a"), id=oldest.id, task_queue=place.task_queue
+    )
+    await newest.execute_update(Replaced.begun)
+    is_started.set()
+    with pytest.raises(WorkflowConcurrencyLimitExceeded):
+        await waiting
+    await finished(newest)
+
+
 class Delay(Interceptor):
     """Holds a client's starts up just before they are sent, when their places are reserved."""
 

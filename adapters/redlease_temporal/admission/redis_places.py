@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable
-from dataclasses import replace
 from typing import NamedTuple
 
 from redlease import limits
@@ -26,7 +25,7 @@ from .rule import Entry
 PROVISIONAL_MS = 30_000  # how long a reserved place is kept if nothing confirms the start
 KEPT_MS = 24 * 3600 * 1000  # how long a run's place outlives the last relay
 PLACES_MORE = 100  # how many places over the limit, from before it was lowered, a start knows of
-ASKED = "asked_at_ms"  # of a place for which its start had to wait: when it asked, by the clock of Redis
+ASKED = "asked_at_ms"  # when the start of a place asked for it, by the clock of Redis, if not when it was granted
 WORKFLOW_ID = "workflow_id"  # of a place whose ticket, which usually contains it, would be too long
 MISSED_MS = 4500  # how soon another relay continues a dead one's work: the relay's lease is a third
 
@@ -62,16 +61,17 @@ class Admission:
         metadata = {"workflow_type": entry.workflow_type}
         if len(ticket.encode()) > limits.TICKET_BYTES_MAX:
             ticket, metadata = digest(ticket), {**metadata, WORKFLOW_ID: entry.workflow_id}
-        if entry.asked:
-            metadata[ASKED] = f"{entry.asked:.0f}"
         owner = limits.shortened(entry.workflow_id, limits.OWNER_BYTES_MAX)
-        return TicketRecord(
+        record = TicketRecord(
             Terms(entry.resource, entry.limit, MISSED_MS),
             *(ticket, secrets.token_hex(8), entry.workflow_id, "", entry.chain, 0, "", ""),
             *(label(owner, metadata), owner),
             metadata=metadata,
             admission=True,
         )
+        if entry.asked:
+            _date(record, entry.asked)
+        return record
 
     async def reserve(self, entry: Entry) -> TicketRecord | None:
         """Takes a place for a start that is to follow; None if the workflow runs already, and needs none.
@@ -79,7 +79,9 @@ class Admission:
         Raises:
             WorkflowConcurrencyLimitExceeded: No place is free.
         """
-        record = self.record_of(await self._dated(entry))
+        if entry.replaces and await self._fate(entry) is RunStatus.OPEN:
+            return None  # taking the place again would change when it was asked for
+        record = self.record_of(entry)
         while True:
             grant = await self._take(record, PROVISIONAL_MS)
             if grant is None:
@@ -120,9 +122,11 @@ class Admission:
 
     async def admit(self, entry: Entry) -> TicketRecord | None:
         """Takes the place of a run, or finds the one that it has; None if no place is free."""
-        record = self.record_of(await self._dated(entry))
+        record = self.record_of(entry)
         known = await self._registry.claim(record)
         own = known.chain in {"", entry.chain}
+        if own and entry.replaces:
+            await self._keep_time(record)
         while True:
             grant = await self._take(record, KEPT_MS)
             if grant is None:
@@ -139,7 +143,7 @@ class Admission:
     async def taken(self, entry: Entry) -> tuple[list[Taken], float]:
         """The places that other workflows have, and the time, in ms."""
         own, namespace = self.record_of(entry), f"{self._namespace}/"
-        snapshot = await self._inspect(entry)
+        snapshot = await self._inspect(own)
         places = [
             Taken(
                 each.metadata.get(WORKFLOW_ID) or each.ticket.removeprefix(namespace),
@@ -176,19 +180,18 @@ class Admission:
     def _resource(self, record: TicketRecord) -> Resource:
         return self._tickets.resource(record.terms.resource)
 
-    async def _inspect(self, entry: Entry) -> Snapshot:
-        resource = self._tickets.resource(entry.resource)
-        return await self._tickets.inspect(resource, declared=entry.limit, limit=entry.limit + PLACES_MORE)
+    async def _inspect(self, record: TicketRecord) -> Snapshot:
+        limit = record.terms.capacity
+        return await self._tickets.inspect(self._resource(record), declared=limit, limit=limit + PLACES_MORE)
 
-    async def _dated(self, entry: Entry) -> Entry:
-        """The entry, with the time at which its start asked if that had to wait for the place that it has by now."""
-        if not entry.replaces or entry.asked:
-            return entry
-        # The request that follows writes the place's metadata again. Without that time, a place that a start waited for
-        # would count from its grant, as newer than starts that asked after it, and these would not replace it.
-        own = self.record_of(entry).ticket
-        held = (each.metadata for each in (await self._inspect(entry)).holders if each.ticket == own)
-        return replace(entry, asked=float(next(held, {}).get(ASKED, 0)))
+    async def _keep_time(self, record: TicketRecord) -> None:
+        """Copies when the start asked from the place that it has reserved, so that taking that place keeps the time.
+
+        Otherwise the place would count from its grant, and starts that asked after it would not replace it.
+        """
+        for holder in (await self._inspect(record)).holders:
+            if holder.ticket == record.ticket and ASKED in holder.metadata:
+                _date(record, float(holder.metadata[ASKED]))
 
     async def _fate(self, entry: Entry) -> RunStatus:
         return (await self._monitor.look((entry.workflow_id, ""))).fate
@@ -210,6 +213,8 @@ class Admission:
 
     async def _adopt(self, record: TicketRecord, fence: int, lease_ms: int) -> int:
         """Takes the place over with a new fence; returns 0 if it is gone."""
+        if ASKED not in record.metadata:  # it would count from the grant to the workflow that had the place before
+            _date(record, (await self._inspect(record)).server_time_ms)
         record.request = secrets.token_hex(8)  # with the request that shares the place now, it would keep its fence
         adopted = await self._tickets.adopt(
             *(self._resource(record), record.ticket, fence, record.request, lease_ms),
@@ -217,3 +222,9 @@ class Admission:
             label=record.label,
         )
         return 0 if adopted is None else adopted.fence
+
+
+def _date(record: TicketRecord, asked_ms: float) -> None:
+    """Writes into a record when its start asked for the place."""
+    record.metadata[ASKED] = f"{asked_ms:.0f}"
+    record.label = label(record.owner, record.metadata)
