@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from fake_temporal import FakeTemporal
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from redlease_temporal.admission.activities import AdmissionActivities
 from redlease_temporal.admission.rule import Entry
+from redlease_temporal.common.run_monitor import RunMonitor
 from redlease_temporal.errors import misused
 
 if TYPE_CHECKING:
+    from redlease_temporal.admission.replacing import Taken
     from redlease_temporal.admission.slot_places import SlotAdmission
     from redlease_temporal.backends.redis.relay import Relay
 
@@ -34,3 +38,31 @@ async def test_without_redis_it_is_misuse(name: str) -> None:
     with pytest.raises(ApplicationError, match="given no Redis") as failed:
         await ActivityEnvironment().run(getattr(activities, name), Entry("Flow", "w1", 1))
     assert (failed.value.type, failed.value.non_retryable) == ("ValueError", True)
+
+
+async def test_what_waits_for_a_closed_run_takes_no_place() -> None:
+    """A run waits for a place and closes, and another one of its ID begins: the first one's activity leaves off."""
+    server = FakeTemporal()
+    server.start("w1")
+    admitted: list[Entry] = []
+
+    class Slots:
+        """The places, of which the run's is taken by another workflow when it asks for the first time."""
+
+        temporal = server
+        monitor = RunMonitor(cast("Any", server), 1000)
+
+        async def admit(self, entry: Entry) -> bool:
+            admitted.append(entry)
+            return len(admitted) > 1
+
+        async def taken(self, _: Entry) -> tuple[list[Taken], float]:
+            return [], 10
+
+    activities = AdmissionActivities(without_redis, cast("Any", Slots))
+    entry = Entry("Flow", "w1", 1, chain="an earlier run", backend="slots", replaces=True, grace_ms=10_000)
+    with pytest.raises(ApplicationError, match="'w1': the run that asked closed") as failed:
+        await ActivityEnvironment().run(activities.admit_replacing, entry)
+    assert failed.value.non_retryable
+    assert len(admitted) == 1
+    assert await ActivityEnvironment().run(activities.admit_replacing, replace(entry, chain="run of w1"))

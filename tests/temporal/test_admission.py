@@ -152,6 +152,32 @@ async def test_a_start_that_did_not_happen(client: Client, place: Place, places:
     await end(handle)
 
 
+async def test_two_starts_of_one_id(
+    client: Client, place: Place, places: Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slower one looked before the other one had started the ID, and took its place over: the place is kept."""
+    handle = await started(client, place, "one")
+    await handle.execute_update(Two.look)
+    fate, looks = Admission._fate, []
+
+    async def earlier(admission: Admission, entry: Entry) -> RunStatus:
+        looks.append(await fate(admission, entry))
+        return RunStatus.CLOSED if len(looks) == 1 else looks[-1]
+
+    monkeypatch.setattr(Admission, "_fate", earlier)
+    with pytest.raises(WorkflowAlreadyStartedError):
+        await started(client, place, "one")
+    assert len(looks) == 2
+
+    async def is_kept() -> bool:
+        (holder,) = (snapshot := await places.inspect()).holders
+        return holder.expires_at_ms > snapshot.server_time_ms + redis_places.PROVISIONAL_MS
+
+    await eventually(is_kept)
+    await end(handle)
+    await eventually(lambda: is_taken(places, 0), FREE_WITHIN)
+
+
 async def test_signal_and_update_with_start(client: Client, place: Place, places: Semaphore) -> None:
     """On a running ID they take no place and are never refused; otherwise they are starts as any other."""
     first, second = await started(client, place, "one"), await started(client, place, "two")
@@ -460,8 +486,8 @@ async def test_the_place_of_the_next_run_is_not_taken_for_a_lost_one(
         if renewed or look.fate is RunStatus.OPEN:
             on_look(tracker, look)
 
-    async def while_the_relay_renews(admission: Admission, record: TicketRecord, fence: int, lease_ms: int) -> int:
-        adopted = await adopt(admission, record, fence, lease_ms)
+    async def while_the_relay_renews(admission: Admission, entry: Entry, record: TicketRecord, *permit: int) -> int:
+        adopted = await adopt(admission, entry, record, *permit)
         if not renewed:
             tracker = trackers[-1]
             renewed.append(tracker.record)

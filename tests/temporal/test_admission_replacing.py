@@ -26,6 +26,8 @@ from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
 from redlease_temporal.admission.redis_places import Admission
 from redlease_temporal.worker import RedleasePlugin
 
+from helpers import eventually
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -258,6 +260,24 @@ async def test_who_asked_before_is_older_while_it_runs_too(
     newer = await second
     await was_cancelled(older)
     await finished(newer)
+
+
+async def test_a_place_taken_again_counts_from_its_start(starter: Starter, outside: Redlease) -> None:
+    """The place of the older of two workflows is lost and the relay takes it again: it is still the oldest."""
+    pool = outside.semaphore("concurrency:NewestTwo", 2)
+    first, second = await starter.start(NewestTwo), await starter.start(NewestTwo)
+    for handle in (first, second):
+        await handle.execute_update(Replaced.begun)
+    place = min((await pool.inspect()).holders, key=lambda holder: holder.fence)
+    assert await pool.release(place.ticket)
+
+    async def taken_again() -> bool:
+        return place.ticket in {holder.ticket for holder in (await pool.inspect()).holders}
+
+    await eventually(taken_again)
+    third = await starter.start(NewestTwo)
+    await was_cancelled(first)
+    await finished(second, third)
 
 
 async def test_a_place_taken_over_counts_from_the_start_that_took_it_over(

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from redlease_temporal.backends.redis.activities import PATIENCE_S, told
 from redlease_temporal.backends.redis.relay import Relay
@@ -85,6 +86,9 @@ class AdmissionActivities:
         places: Places = slots if entry.backend == "slots" else places_of(self._relay())
 
         async def taken(entry: Entry) -> bool:
+            # What waited on behalf of a run that has closed would take the place from the next run of its ID.
+            if entry.asked and entry.chain and await slots.monitor.is_closed(entry.workflow_id, entry.chain):
+                raise ApplicationError(f"workflow {entry.workflow_id!r}: the run that asked closed", non_retryable=True)
             if not await take(entry):
                 raise entry.refusal()
             return True

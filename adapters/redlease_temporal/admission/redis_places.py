@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from typing import NamedTuple
 
 from redlease import limits
-from redlease.models import Snapshot
+from redlease.models import Permit, Snapshot
 from redlease.tickets import Granted, Resource, Status, Tickets, label
 from redlease_temporal.backends.redis.registry import Registry, TicketRecord, digest
 from redlease_temporal.common.run_monitor import RunMonitor, RunStatus
@@ -25,7 +25,7 @@ from .rule import Entry
 PROVISIONAL_MS = 30_000  # how long a reserved place is kept if nothing confirms the start
 KEPT_MS = 24 * 3600 * 1000  # how long a run's place outlives the last relay
 PLACES_MORE = 100  # how many places over the limit, from before it was lowered, a start knows of
-ASKED = "asked_at_ms"  # when the start of a place asked for it, by the clock of Redis, if not when it was granted
+ASKED = "asked_at_ms"  # when the start asked for its place, by the clock of Redis, if it was not granted at once
 WORKFLOW_ID = "workflow_id"  # of a place whose ticket, which usually contains it, would be too long
 MISSED_MS = 4500  # how soon another relay continues a dead one's work: the relay's lease is a third
 
@@ -70,7 +70,7 @@ class Admission:
             admission=True,
         )
         if entry.asked:
-            _date(record, entry.asked)
+            _set_asked(record, entry.asked)
         return record
 
     async def reserve(self, entry: Entry) -> TicketRecord | None:
@@ -80,7 +80,7 @@ class Admission:
             WorkflowConcurrencyLimitExceeded: No place is free.
         """
         if entry.replaces and await self._fate(entry) is RunStatus.OPEN:
-            return None  # taking the place again would change when it was asked for
+            return None  # to take its place again would change when that was asked for
         record = self.record_of(entry)
         while True:
             grant = await self._take(record, PROVISIONAL_MS)
@@ -94,7 +94,7 @@ class Admission:
             if await self._fate(entry) is not RunStatus.CLOSED:
                 return None
             # The last run has just closed, and a relay is about to free its place. A new fence prevents that.
-            record.fence = await self._adopt(record, grant.fence, PROVISIONAL_MS)
+            record.fence = await self._adopt(entry, record, grant.fence, PROVISIONAL_MS)
             if record.fence:
                 break
         await self._registry.drop(record.id, anyones=True)  # an earlier run may have left a record
@@ -115,6 +115,8 @@ class Admission:
     async def forgo(self, entry: Entry, record: TicketRecord | None = None) -> None:
         """The workflow was not started: frees its place, unless the ID has an open run that it belongs to."""
         if await self._fate(entry) is not RunStatus.CLOSED:
+            if record is not None:  # another start of that ID, whose place this one took over, may have been faster
+                await self.confirm(record, "")
             return
         known = await self._registry.drop(self.record_of(entry).id, anyones=True)
         if (record := record or known) is not None and record.fence:
@@ -126,7 +128,7 @@ class Admission:
         known = await self._registry.claim(record)
         own = known.chain in {"", entry.chain}
         if own and entry.replaces:
-            await self._keep_time(record)
+            await self._keep_asked(record)
         while True:
             grant = await self._take(record, KEPT_MS)
             if grant is None:
@@ -134,7 +136,7 @@ class Admission:
                 return None
             record.fence = grant.fence
             if not own and not grant.fresh:  # an earlier workflow of that ID had it, and a relay may be freeing it
-                record.fence = await self._adopt(record, grant.fence, KEPT_MS)
+                record.fence = await self._adopt(entry, record, grant.fence, KEPT_MS)
             if record.fence:
                 if not await self._registry.put(record):  # a relay that freed an earlier run's place dropped the record
                     await self._registry.claim(record)
@@ -143,12 +145,12 @@ class Admission:
     async def taken(self, entry: Entry) -> tuple[list[Taken], float]:
         """The places that other workflows have, and the time, in ms."""
         own, namespace = self.record_of(entry), f"{self._namespace}/"
-        snapshot = await self._inspect(own)
+        snapshot = await self._inspect(own, entry.limit + PLACES_MORE)
         places = [
             Taken(
                 each.metadata.get(WORKFLOW_ID) or each.ticket.removeprefix(namespace),
                 each.ticket,
-                float(each.metadata.get(ASKED, each.granted_at_ms)),
+                _asked(each),
                 each.fence,
                 is_reserved=each.expires_at_ms <= snapshot.server_time_ms + PROVISIONAL_MS,
             )
@@ -168,6 +170,8 @@ class Admission:
 
     async def take_again(self, record: TicketRecord) -> int:
         """Takes a place for a run that has lost its own; returns the fence, 0 if no place is free."""
+        if ASKED not in record.metadata:
+            await self._keep_asked(record)
         grant = await self._take(record, KEPT_MS)
         return 0 if grant is None else grant.fence
 
@@ -180,18 +184,17 @@ class Admission:
     def _resource(self, record: TicketRecord) -> Resource:
         return self._tickets.resource(record.terms.resource)
 
-    async def _inspect(self, record: TicketRecord) -> Snapshot:
-        limit = record.terms.capacity
-        return await self._tickets.inspect(self._resource(record), declared=limit, limit=limit + PLACES_MORE)
+    async def _inspect(self, record: TicketRecord, most: int) -> Snapshot:
+        return await self._tickets.inspect(self._resource(record), declared=record.terms.capacity, limit=most)
 
-    async def _keep_time(self, record: TicketRecord) -> None:
+    async def _keep_asked(self, record: TicketRecord) -> None:
         """Copies when the start asked from the place that it has reserved, so that taking that place keeps the time.
 
-        Otherwise the place would count from its grant, and starts that asked after it would not replace it.
+        Otherwise the place would count from its grant, and starts that asked in between would not replace it.
         """
-        for holder in (await self._inspect(record)).holders:
-            if holder.ticket == record.ticket and ASKED in holder.metadata:
-                _date(record, float(holder.metadata[ASKED]))
+        for holder in (await self._inspect(record, record.terms.capacity + PLACES_MORE)).holders:
+            if holder.ticket == record.ticket:
+                _set_asked(record, _asked(holder))
 
     async def _fate(self, entry: Entry) -> RunStatus:
         return (await self._monitor.look((entry.workflow_id, ""))).fate
@@ -206,15 +209,16 @@ class Admission:
                 label=record.label,
             )
             if isinstance(outcome, Granted):
+                if ASKED not in record.metadata:  # if the place is lost, it is taken again with this time
+                    _set_asked(record, outcome.granted_at_ms)
                 return _Grant(outcome.fence, outcome.expires_at_ms - lease_ms == outcome.granted_at_ms)
             if outcome is not Status.WITHDRAWN:
                 return None
             record.request = secrets.token_hex(8)  # an operator released it by its ticket: make a new request
 
-    async def _adopt(self, record: TicketRecord, fence: int, lease_ms: int) -> int:
-        """Takes the place over with a new fence; returns 0 if it is gone."""
-        if ASKED not in record.metadata:  # it would count from the grant to the workflow that had the place before
-            _date(record, (await self._inspect(record)).server_time_ms)
+    async def _adopt(self, entry: Entry, record: TicketRecord, fence: int, lease_ms: int) -> int:
+        """Takes the place over from an earlier workflow of that ID, with a new fence; returns 0 if it is gone."""
+        _set_asked(record, entry.asked or (await self._inspect(record, 0)).server_time_ms)
         record.request = secrets.token_hex(8)  # with the request that shares the place now, it would keep its fence
         adopted = await self._tickets.adopt(
             *(self._resource(record), record.ticket, fence, record.request, lease_ms),
@@ -224,7 +228,12 @@ class Admission:
         return 0 if adopted is None else adopted.fence
 
 
-def _date(record: TicketRecord, asked_ms: float) -> None:
+def _asked(holder: Permit) -> float:
+    """When the start of a workflow that has a place asked for it."""
+    return float(holder.metadata.get(ASKED, holder.granted_at_ms))
+
+
+def _set_asked(record: TicketRecord, asked_ms: float) -> None:
     """Writes into a record when its start asked for the place."""
     record.metadata[ASKED] = f"{asked_ms:.0f}"
     record.label = label(record.owner, record.metadata)

@@ -51,9 +51,11 @@ async def replacing(temporal: Client, places: Places, entry: Entry, take: Callab
     asked last runs in the end, and no two cancel each other in turns.
 
     Raises:
-        WorkflowConcurrencyLimitExceeded: None was free within the entry's grace, or newer workflows have them all.
+        WorkflowConcurrencyLimitExceeded: A workflow that was cancelled has not closed within the entry's grace, or
+            newer workflows have all places.
     """
-    until = asyncio.get_running_loop().time() + entry.grace_ms / 1000
+    loop = asyncio.get_running_loop()
+    until, cancelled = loop.time() + entry.grace_ms / 1000, set[str]()
     while True:
         try:
             return await take(entry)
@@ -61,16 +63,21 @@ async def replacing(temporal: Client, places: Places, entry: Entry, take: Callab
             taken, now = await places.taken(entry)
             entry = replace(entry, asked=entry.asked or now)
             older = sorted((each for each in taken if each.asked <= entry.asked), key=lambda each: each.asked)
-            left_s = until - asyncio.get_running_loop().time()
+            # More than one where the limit was greater before; none if a place has become free since.
+            oldest = older[: max(0, len(taken) - entry.limit + 1)]
+            if not cancelled.issuperset(each.workflow_id for each in oldest):
+                # Each has the whole grace. One that is cancelled shortly before an end would lose its place to nobody.
+                cancelled.update(each.workflow_id for each in oldest)
+                until = loop.time() + entry.grace_ms / 1000
+            left_s = until - loop.time()
             if left_s <= 0:
                 raise
-            if taken and not older:
+            if len(taken) >= entry.limit and not older:
                 # A run that was cancelled while it began may have taken a place after it closed.
                 if not any([await places.free_if_over(entry, each) for each in taken]):
                     raise
                 continue
-            # More than one where the limit was greater before.
-            await _make_room(temporal, places, entry, older[: max(0, len(taken) - entry.limit + 1)], left_s)
+            await _make_room(temporal, places, entry, oldest, left_s)
 
 
 async def _make_room(temporal: Client, places: Places, entry: Entry, older: list[Taken], limit_s: float) -> None:

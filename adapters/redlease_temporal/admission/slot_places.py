@@ -42,7 +42,7 @@ class SlotAdmission:
     def __init__(self, temporal: Client, task_queue: str, monitor: RunMonitor) -> None:
         self.temporal = temporal
         self._task_queue = task_queue
-        self._monitor = monitor
+        self.monitor = monitor
 
     async def reserve(self, entry: Entry) -> Reserved | None:
         """Takes a place for a start that is to follow; None if the workflow runs already, and needs none.
@@ -50,7 +50,7 @@ class SlotAdmission:
         Raises:
             WorkflowConcurrencyLimitExceeded: No place is free.
         """
-        if (await self._monitor.look((entry.workflow_id, ""))).fate is RunStatus.OPEN:
+        if (await self.monitor.look((entry.workflow_id, ""))).fate is RunStatus.OPEN:
             return None
         # The same workflow probably had this place before, and may just have closed.
         first = next(_places(entry))
@@ -66,7 +66,7 @@ class SlotAdmission:
 
     async def forgo(self, entry: Entry, taken: Reserved | None = None) -> None:
         """The workflow was not started: frees its place, unless the ID has an open run that it belongs to."""
-        if (await self._monitor.look((entry.workflow_id, ""))).fate is not RunStatus.CLOSED:
+        if (await self.monitor.look((entry.workflow_id, ""))).fate is not RunStatus.CLOSED:
             return
         if taken is not None:
             await self._end(*taken)
@@ -87,7 +87,7 @@ class SlotAdmission:
     async def owner(self, entry: Entry) -> str:
         """The workflow's chain once it runs; if `entry` has that chain, an empty text once it has closed."""
         info = activity.info()
-        look = await self._monitor.look((entry.workflow_id, ""))
+        look = await self.monitor.look((entry.workflow_id, ""))
         runs = look.fate is RunStatus.OPEN and look.workflow_type == entry.workflow_type
         if runs and not entry.chain:
             return look.chain

@@ -223,6 +223,12 @@ class RunMonitor:
                     self._once.tell(f"workflow {run[0]!r}: what a look found", error)
         return look
 
+    async def is_closed(self, workflow_id: str, chain: str) -> bool:
+        """Looks whether the last run of a chain has closed; another chain of that ID may run by now."""
+        look = await self.look((workflow_id, ""))
+        is_other = look.fate is RunStatus.OPEN and look.chain not in {chain, UNTOLD}
+        return look.fate is RunStatus.CLOSED or is_other
+
     async def _look(self, run: RunKey) -> Look:
         """The status of a run; UNKNOWN if the server does not report it."""
         workflow_id, run_id = run
