@@ -68,7 +68,7 @@ class Starter:
         return handle
 
     async def again(self, handle: WorkflowHandle[Any, str]) -> None:
-        """Start a workflow that runs once more, which leaves it as it is."""
+        """Start the ID of a running workflow again, which leaves that workflow as it is."""
         job, use_existing = Job(f"{self._place.prefix}-a"), WorkflowIDConflictPolicy.USE_EXISTING
         await self.client.start_workflow(
             Newest.run, job, id=handle.id, task_queue=self._place.task_queue, id_conflict_policy=use_existing

@@ -170,8 +170,7 @@ class Admission:
 
     async def take_again(self, record: TicketRecord) -> int:
         """Takes a place for a run that has lost its own; returns the fence, 0 if no place is free."""
-        if ASKED not in record.metadata:
-            await self._keep_asked(record)
+        await self._keep_asked(record)
         grant = await self._take(record, KEPT_MS)
         return 0 if grant is None else grant.fence
 
@@ -192,6 +191,8 @@ class Admission:
 
         Otherwise the place would count from its grant, and starts that asked in between would not replace it.
         """
+        if ASKED in record.metadata:
+            return
         for holder in (await self._inspect(record, record.terms.capacity + PLACES_MORE)).holders:
             if holder.ticket == record.ticket:
                 _set_asked(record, _asked(holder))

@@ -66,7 +66,7 @@ async def replacing(temporal: Client, places: Places, entry: Entry, take: Callab
             # More than one where the limit was greater before; none if a place has become free since.
             oldest = older[: max(0, len(taken) - entry.limit + 1)]
             if not cancelled.issuperset(each.workflow_id for each in oldest):
-                # Each has the whole grace. One that is cancelled shortly before an end would lose its place to nobody.
+                # Each has the whole grace: if this start were refused soon after it cancelled one, neither would run.
                 cancelled.update(each.workflow_id for each in oldest)
                 until = loop.time() + entry.grace_ms / 1000
             left_s = until - loop.time()
