@@ -92,8 +92,7 @@ ON_LOWEST_TEMPORAL = PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesse
 test: $(VENV)/.test  ## Test the wheel on what pip brings, in minutes; ARGS="tests/core/protocol/test_wire.py -k grant" chooses.
 	@$(PYTEST) --numprocesses $(JOBS) --tier quick $(ARGS)
 
-# The core's tests of durations do not run beside a thousand workflows, so each part is a run of its own. The last two, of
-# which each leaves a third of the machine idle, run at once: they have servers of their own.
+# The core's tests of durations do not run beside a thousand workflows, so each part is a run of its own.
 test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make test` leaves out: every engine, every server, what is slow.
 	@echo "Looking for the Temporal servers, which are got once a machine and may take minutes ..." >&2
 	@{ $(BIN)/python tests/support/temporal_cli.py && $(BIN)/python tests/support/temporal_built.py && \
@@ -104,12 +103,9 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make te
 	@status=0; \
 	$(PYTEST) --numprocesses $(JOBS) --tier rest --ignore=tests/temporal || status=$$?; \
 	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) --tier rest tests/temporal || status=$$?; \
-	$(ON_LOWEST) || status=$$?; \
-	mkdir -p build; \
-	$(ON_LOWEST_TEMPORAL) >build/lowest.log 2>&1 & lowest=$$!; \
 	$(ON_NEWEST) || status=$$?; \
-	wait $$lowest || status=$$?; \
-	cat build/lowest.log; \
+	$(ON_LOWEST) || status=$$?; \
+	$(ON_LOWEST_TEMPORAL) || status=$$?; \
 	exit $$status
 
 test-lowest: $(VENV)/.test $(VENV)/.lowest  ## Test the lowest versions of redis-py, hiredis, pydantic and temporalio that are allowed.
@@ -118,12 +114,14 @@ test-lowest: $(VENV)/.test $(VENV)/.lowest  ## Test the lowest versions of redis
 	$(ON_LOWEST_TEMPORAL) || status=$$?; \
 	exit $$status
 
-test-all: lint coverage test-rest  ## Lint, type-check, and test everything, the quick tests traced.
+test-all: lint test test-rest  ## Lint, type-check, and test everything.
 
-# Tracing takes half the processor time of the tests again, so only these are traced.
-coverage: $(VENV)/.test  ## Test as `make test` does, and show which lines that leaves out.
+# Tracing more than doubles the processor time of a test, so one run of the core's tests and one of the adapter's is traced.
+coverage: PYTEST = REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --dist worksteal
+coverage: $(VENV)/.test  ## Show which lines the quick tests and those on the newer Temporal server leave out.
 	@rm -f .coverage .coverage.*
-	@REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --dist worksteal --numprocesses $(JOBS) --tier quick
+	@$(PYTEST) --numprocesses $(JOBS) --tier quick
+	@$(ON_NEWEST)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 

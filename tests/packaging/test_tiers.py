@@ -16,9 +16,8 @@ from repeated_timeout import pytest_timeout_set_timer
 
 ROOT = Path(__file__).parents[2]
 
-# What a line of a recipe runs: settings of the environment, pytest, and its words, up to where its output goes, or what
-# happens when it fails.
-RUN = re.compile(r"^((?:\w+=\S* )*)\S*/pytest --dist \w+ --numprocesses \d+ (.*?)(?: (?:\|\||>).*)?$", re.MULTILINE)
+# What a line of a recipe runs: settings of the environment, pytest, and its words, up to what happens when it fails.
+RUN = re.compile(r"^((?:\w+=\S* )*)\S*/pytest --dist worksteal --numprocesses \d+ (.*?)(?: \|\| .*)?$", re.MULTILINE)
 
 
 def runs_of(target: str) -> list[tuple[str, list[str]]]:
