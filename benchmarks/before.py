@@ -6,8 +6,8 @@ import io
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,9 +27,9 @@ def installed(commit: str) -> Iterator[Path]:
         source.mkdir()
         git = shutil.which("git")
         assert git is not None, "git is needed to measure an earlier version"
-        archive = subprocess.run([git, "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(source, filter="data")
+        archive = subprocess.run([git, "archive", "--format=zip", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+        with zipfile.ZipFile(io.BytesIO(archive.stdout)) as files:
+            files.extractall(source)
         pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps"]
         subprocess.run([*pip, "--target", str(target), str(source)], check=True)
         yield target

@@ -115,6 +115,7 @@ def test_every_workload_is_tried_here() -> None:
     )
 
 
+@pytest.mark.slow
 def test_counts_have_not_grown(url: str) -> None:
     """No operation costs more round trips, commands, messages, calls or Lua than the table in counts.json allows.
 

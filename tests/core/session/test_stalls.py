@@ -182,7 +182,8 @@ async def test_a_hold_that_is_over_is_no_block(client: Redlease) -> None:
         with pytest.raises(LeaseLost):
             async with hold:
                 pytest.fail("it is not held")
-    told = await lock.hold(on_lost="signal")
+    # Of another lock: a grant out of the queue lasts until its first renewal as long as its place would have.
+    told = await client.lock("u", lease=0.3).hold(on_lost="signal")
     stall_until_over(told)
     async with told:
         assert told.lost

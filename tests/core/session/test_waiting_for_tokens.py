@@ -89,7 +89,7 @@ async def test_a_faster_rate_wakes_who_waits(clients: Clients, way: str) -> None
 async def test_the_next_is_told_when_those_before_it_leave(clients: Clients, way: str) -> None:
     """Who has taken the first place waits for one token, and not for those of the requests that have ended."""
     (limits, key), users = WAYS[way], await clients(12)
-    pools = [client.semaphore("r", capacity=90, **dict.fromkeys(limits, Rate(1, per=3))) for client in users]
+    pools = [client.semaphore("r", capacity=90, **dict.fromkeys(limits, Rate(1))) for client in users]
     await pools[0].acquire(**key)
     waiting = [task for pool in pools for task in await queue_up(pool, 1, **key)]
     for task in waiting[:-1]:
@@ -101,7 +101,7 @@ async def test_the_next_is_told_when_those_before_it_leave(clients: Clients, way
 async def test_who_is_passed_is_told(clients: Clients) -> None:
     """Who is passed by a request for fewer units, which takes a token, learns when the next one is due."""
     first, second = await clients(2)
-    pool, other = (client.semaphore("r", capacity=3, rate=Rate(1, per=2, burst=2)) for client in (first, second))
+    pool, other = (client.semaphore("r", capacity=3, rate=Rate(1, per=1.5, burst=2)) for client in (first, second))
     held = [await pool.acquire()]
     (heavy,) = await queue_up(pool, 1, weight=3)
     held.append(await other.acquire(priority=1))
@@ -171,8 +171,8 @@ async def test_the_next_is_told_of_what_else_it_waits_for(clients: Clients) -> N
     pools = [client.semaphore("r", capacity=90, rate=Rate(1)) for client in users]
     await pools[0].acquire()
     waiting = [task for pool in pools for task in await queue_up(pool, 1)]
-    await pools[0].pause(until=2.5)
-    await asyncio.sleep(1.5)
+    await pools[0].pause(until=1.8)
+    await asyncio.sleep(1.2)
     for task in waiting[:-1]:
         task.cancel()
     async with asyncio.timeout(SOON_SECONDS):
@@ -194,7 +194,7 @@ async def test_the_next_of_a_key_that_is_held_back(clients: Clients) -> None:
 
 async def test_a_turn_that_comes_while_there_is_no_token(clients: Clients) -> None:
     """A release gives a key its turn while nobody has a token: its waiter learns when the next one is due."""
-    rate = Rate(1, per=2)
+    rate = Rate(1, per=0.6)
     pool, *others = (each.semaphore("r", capacity=9, per_key=1, rate=rate) for each in await clients(4))
     held = [await pool.acquire(key="a"), await pool.acquire(key="b")]
     (of_a,), (of_b,) = await queue_up(others[0], 1, key="a"), await queue_up(others[1], 1, key="b")
