@@ -82,7 +82,7 @@ async def test_the_other_holder_of_a_ticket_is_told_when_it_is_released(
     client: Client, task_queue: str, outside: Redlease
 ) -> None:
     """One ticket is one permit: who still holds it when it is given back has lost it."""
-    shorter = await _ticketed(client, task_queue, 0, 1.0)
+    shorter = await _ticketed(client, task_queue, 0, 3.0)
     longer = await _ticketed(client, task_queue, 1, 30.0)
     assert await shorter.result() == "kept"
     assert await asyncio.wait_for(longer.result(), 10) == "lost"

@@ -79,7 +79,7 @@ async def test_keys_share_a_resource_whose_limit_each_keeps_to(
 ) -> None:
     """With `per_key` the second call for a vendor waits for the first, and one for another vendor runs beside it."""
     pool = outside.semaphore("vendor-fair", 3)
-    first = await call(client, task_queue, "call_in_turn", Order("a", seconds=3.0))
+    first = await call(client, task_queue, "call_in_turn", Order("a", seconds=5.0))
     await eventually(lambda: _held(pool))
     second = await call(client, task_queue, "call_in_turn", Order("a"), number=1)
     await until_waiting(pool, 1, 10)

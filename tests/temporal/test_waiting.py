@@ -563,19 +563,19 @@ async def test_looks_at_runs_are_counted_and_few(make_stage: MakeStage) -> None:
         await (await stage.start(Wait("alone"), number)).result()
     assert stage.relay.monitor.looks == 0
     began = time.monotonic()
-    holder = await stage.start(Wait("r", seconds=4), 0)
-    await eventually(lambda: _holders(stage.service.lock("r"), 1))
-    handles = await stage.line_up(Wait("r"), 20)
+    holder = await stage.client.start_workflow(
+        Many.run, args=["r", 1, 30.0], id=f"{stage.task_queue}-0", task_queue=stage.task_queue
+    )
+    await holder.execute_update(Many.held)
+    handles = await stage.line_up(Wait("r-0"), 20)
+    await eventually(lambda: stage.relay.monitor.looks)
+    await holder.signal(Many.proceed)
     await holder.result()
     looks = stage.relay.monitor.looks
     assert 1 <= looks <= 1000 * (time.monotonic() - began) / run_monitor.OFTEN_MS + 1
     for handle in handles:
         await handle.result()
     assert stage.relay.monitor.looks - looks <= len(handles)
-
-
-async def _holders(pool: Semaphore, count: int) -> bool:
-    return len((await pool.inspect()).holders) == count
 
 
 @pytest.mark.slow
