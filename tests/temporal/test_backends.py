@@ -105,7 +105,7 @@ async def test_where_a_request_stands(bench: Bench) -> None:
         assert await bench.failing(actor, Actor.position, "a") == "ValueError"
         return
     assert await bench.do(actor, Actor.position, "a") is None
-    held: Permit = await bench.do(actor, Actor.acquire, Asking(ticket="a"))
+    held: Permit = await bench.do(actor, Actor.acquire, Asking(ticket="a"), lease=60.0)
     waiting = []
     for count, ticket in enumerate("bc", 1):
         waiting.append(asyncio.create_task(bench.do(actor, Actor.acquire, Asking(ticket=ticket))))

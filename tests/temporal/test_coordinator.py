@@ -78,7 +78,7 @@ def overtaken(kinds: list[Any]) -> int:
 async def test_waiters_that_died_are_passed_over(bench: Bench) -> None:
     """Three terminated waiters ahead cost the live one no lease and no deadline."""
     actor = await bench.actor()
-    permit = await bench.do(actor, Actor.acquire, Asking())
+    permit = await bench.do(actor, Actor.acquire, Asking(), lease=60.0)
     dead = []
     for number in range(1, 4):
         dead.append(await bench.holder())
@@ -109,7 +109,7 @@ async def test_first_come_first_served_over_many_runs(bench: Bench, monkeypatch:
     """Twelve waiters are served in their order while the coordinator continues as new with them again and again."""
     monkeypatch.setattr(workflow, "EVENTS_MAX", 40)
     actor = await bench.actor()
-    permit = await bench.do(actor, Actor.acquire, Asking())
+    permit = await bench.do(actor, Actor.acquire, Asking(), lease=60.0)
     first = (await keeper(bench).describe()).run_id
     tasks = []
     for number in range(1, 13):
@@ -154,7 +154,7 @@ async def test_it_ends_when_idle_and_loses_no_request(bench: Bench, monkeypatch:
 async def test_a_heavy_request_is_not_starved(bench: Bench) -> None:
     """A request for all units at the head waits for them, and light ones behind it wait too."""
     actor = await bench.actor()
-    light = await bench.do(actor, Actor.acquire, Asking(), capacity=3)
+    light = await bench.do(actor, Actor.acquire, Asking(), capacity=3, lease=60.0)
     heavy = asyncio.create_task(bench.do(actor, Actor.acquire, Asking(weight=3), capacity=3))
     await bench.until_waiting(actor, 1)
     behind = asyncio.create_task(bench.do(actor, Actor.acquire, Asking(), capacity=3))
