@@ -87,7 +87,7 @@ async def test_the_capacity_is_how_many_hold(bench: Bench) -> None:
 async def test_totals_count_what_is_not_listed(bench: Bench) -> None:
     """A snapshot of one holder and one waiter says how many there are in all."""
     actor = await bench.actor()
-    permits = [await bench.do(actor, Actor.acquire, Asking(), capacity=2) for _ in range(2)]
+    permits = [await bench.do(actor, Actor.acquire, Asking(), capacity=2, lease=60.0) for _ in range(2)]
     waiting = [asyncio.create_task(bench.do(actor, Actor.acquire, Asking(), capacity=2)) for _ in range(2)]
     await bench.until_waiting(actor, 2, capacity=2)
     snapshot: Snapshot = await bench.do(actor, Actor.inspect_first, 1, capacity=2)

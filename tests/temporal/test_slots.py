@@ -233,7 +233,7 @@ async def test_twelve_waiters_one_by_one(bench: Bench, monkeypatch: pytest.Monke
     """First come, first served, while nobody retries by itself; nobody bounces more than on entry."""
     monkeypatch.setattr(backend, "BACKOFF_S", (600.0, 600.0))
     actor = await bench.actor()
-    permit = await bench.do(actor, Actor.acquire, Asking())
+    permit = await bench.do(actor, Actor.acquire, Asking(), lease=60.0)
     tasks = []
     for number in range(1, 13):
         tasks.append(asyncio.create_task(bench.consume(0.0)))
@@ -251,7 +251,7 @@ async def test_twelve_waiters_one_by_one(bench: Bench, monkeypatch: pytest.Monke
 async def test_waiters_that_died_are_passed_over(bench: Bench) -> None:
     """Two terminated waiters ahead cost the live one no back-off."""
     actor = await bench.actor()
-    permit = await bench.do(actor, Actor.acquire, Asking())
+    permit = await bench.do(actor, Actor.acquire, Asking(), lease=60.0)
     waiters = []
     for number in range(1, 4):
         waiters.append(await bench.holder())
@@ -307,7 +307,9 @@ async def test_no_slot_stays_idle_while_somebody_waits(
     """Whichever slot is released, a waiter in the line of another has it at once, not after a back-off."""
     monkeypatch.setattr(backend, "BACKOFF_S", (600.0, 600.0))
     actor = await bench.actor()
-    permits: list[Permit] = [await bench.do(actor, Actor.acquire, Asking(), capacity=capacity) for _ in range(capacity)]
+    permits: list[Permit] = [
+        await bench.do(actor, Actor.acquire, Asking(), capacity=capacity, lease=60.0) for _ in range(capacity)
+    ]
     assert len({permit.metadata["redlease.slot"] for permit in permits}) == capacity
     waiting = asyncio.create_task(bench.do(await bench.actor(), Actor.acquire, Asking(), capacity=capacity))
     waiter = f"{bench.queue}-2"
