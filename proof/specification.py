@@ -26,36 +26,34 @@ class Specification(NamedTuple):
     Attributes:
         module: Its name.
         usual: Its constants, where a model does not say otherwise.
-        models: What differs in each model.
+        models: What differs in each model, in its long form.
+        shorter: What the short form of a model changes, which CI checks; a rule is turned off there.
         invariants: What holds in every state.
         steps: What holds of every step.
         served: Models in which it is checked that something happens at last, if who lives goes on; and what.
-        longer: The constant that is greater by one in the long form.
         broken: What fails without each of its rules.
     """
 
     module: str
     usual: Constants
     models: Mapping[str, Constants]
+    shorter: Mapping[str, Constants]
     invariants: tuple[str, ...]
     steps: tuple[str, ...]
     served: Mapping[str, tuple[str, ...]]
-    longer: str
     broken: tuple[Broken, ...]
 
     def check(self, model: str, *, long: bool = False) -> Verdict:
         """Check all properties in all states of a model."""
-        constants = {**self.usual, **self.models[model], "Off": "{}"}
+        constants = self._constants(model, "{}", long=long)
         if served := self.served.get(model):
             return tlc.check(self.module, tlc.configuration("FairSpec", constants, (), served, ""), long=long)
-        if long:
-            constants[self.longer] = int(str(constants[self.longer])) + 1
         config = tlc.configuration("Spec", constants, self.invariants, self.steps, "Symmetry")
         return tlc.check(self.module, config, long=long)
 
     def check_without(self, broken: Broken) -> Verdict:
         """Check the one property that must fail while a rule is turned off."""
-        constants = {**self.usual, **self.models[broken.model], "Off": f'{{"{broken.rule}"}}'}
+        constants = self._constants(broken.model, f'{{"{broken.rule}"}}', long=False)
         if broken.fails in self.invariants:
             config = tlc.configuration("Spec", constants, (broken.fails,), (), "Symmetry")
         elif broken.fails in self.steps:
@@ -63,6 +61,10 @@ class Specification(NamedTuple):
         else:
             config = tlc.configuration("FairSpec", constants, (), (broken.fails,), "")
         return tlc.check(self.module, config)
+
+    def _constants(self, model: str, off: str, *, long: bool) -> Constants:
+        shorter = {} if long else self.shorter.get(model, {})
+        return {**self.usual, **self.models[model], **shorter, "Off": off}
 
     def rules(self) -> set[str]:
         """Return the rules that the module can turn off."""
