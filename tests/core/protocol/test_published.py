@@ -85,7 +85,7 @@ class HeardClock(SetClock):
 def test_the_messages_of_random_calls(seed: int, is_long: bool) -> None:
     """Whatever is asked at whatever time: who is told when to call next, and when, is what the model says."""
     engine = HeardEngine()
-    for number in range(2_000 if is_long else 12):
+    for number in range(2_000 if is_long else 6):
         calls = RandomCalls.in_set_time(seed, number)
         calls.model = PublishingModel(state_key=STATE_KEY)
         HeardClock(calls, engine).run(calls, 250)
