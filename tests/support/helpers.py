@@ -17,26 +17,31 @@ if TYPE_CHECKING:
 async def eventually(condition: asyncio.Event | Callable[[], Any | Awaitable[Any]], within: float = 20.0) -> Any:
     """Wait until the event is set, or until the condition, plain or async, returns something true; return that.
 
-    An event is awaited; anything else is asked every few milliseconds. An assertion that fails inside the condition
-    counts as "not yet", and is the error that is raised when the time is over.
+    An event is awaited; anything else is asked every few milliseconds, and less often the longer it takes, since
+    whoever waits takes from the tests beside it. An assertion that fails inside the condition counts as "not yet", and
+    is the error that is raised when the time is over.
     """
     if isinstance(condition, asyncio.Event):
         return await asyncio.wait_for(condition.wait(), within)
-    deadline = asyncio.get_running_loop().time() + within
+    clock = asyncio.get_running_loop().time
+    began = clock()
     while True:
+        failure: AssertionError | None = None
         try:
             answer = condition()
             if inspect.isawaitable(answer):
                 answer = await answer
-            source = inspect.getsource(getattr(condition, "func", condition)).strip()
-            failure = AssertionError(f"still {answer!r} after {within:g} s: {source}")
         except AssertionError as error:
             answer, failure = None, error
         if answer:
             return answer
-        if asyncio.get_running_loop().time() > deadline:
-            raise failure
-        await asyncio.sleep(0.005)
+        waited = clock() - began
+        if waited > within:
+            if failure is not None:
+                raise failure
+            source = inspect.getsource(getattr(condition, "func", condition)).strip()
+            raise AssertionError(f"still {answer!r} after {within:g} s: {source}")
+        await asyncio.sleep(min(max(waited / 20, 0.005), 0.025))
 
 
 async def until_waiting(pool: Semaphore, count: int, within: float = 20.0) -> list[str]:
