@@ -60,7 +60,7 @@ def test_ctrl_c_ends_a_wait(client: Redlease, url: str, prefix: str) -> None:
 
 
 STORM = """
-import gc, random, signal, sys, time, warnings
+import gc, random, signal, sys, warnings
 from redlease.sync import Redlease
 from redlease.sync.background import process
 
@@ -69,8 +69,21 @@ class Stop(BaseException):
     pass
 
 
-def stop(*_):
-    raise Stop
+def stop(_, frame):
+    global alarms_left
+    alarms_left -= 1
+    if alarms_left <= 0:  # on a busy machine, a timer that fires on would leave no time for the work
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    # The work alone is interrupted: not what counts and disarms, nor a finalizer, which the interpreter would give up.
+    while frame is not None and frame.f_code.co_name != "__del__":
+        if frame.f_code is five_times.__code__:
+            raise Stop
+        frame = frame.f_back
+
+
+def five_times(work):
+    for _ in range(5):
+        work()
 
 
 signal.signal(signal.SIGALRM, stop)
@@ -79,7 +92,7 @@ warnings.simplefilter("ignore")  # a request that is interrupted before it is en
 again = float(sys.argv[3])
 with Redlease.from_url(sys.argv[1], prefix=sys.argv[2], lease=60) as client:
     lock, pool = client.lock("r"), client.semaphore("p", 2)
-    stopped, until = 0, time.monotonic() + 4
+    stopped = 0
 
     def held():
         with lock.hold():
@@ -89,24 +102,17 @@ with Redlease.from_url(sys.argv[1], prefix=sys.argv[2], lease=60) as client:
         with client.all(lock, pool):
             pass
 
-    while time.monotonic() < until:
+    while stopped < 1000:
         work = random.choice([held, both, lock.inspect])
+        alarms_left = 20
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 1e-3), again * random.uniform(1e-4, 1e-3))
         try:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 1e-3), again * random.uniform(1e-5, 1e-3))
-                for _ in range(5):
-                    work()
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+            five_times(work)
         except Stop:
             stopped += 1
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        except Stop:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     gc.collect()
     lock.inspect()  # behind what was given back
-    assert stopped > 100, stopped
     assert lock.acquire(timeout=5) and pool.acquire(weight=2, timeout=5)
     assert not process().background.calls
 print("free")
@@ -116,7 +122,7 @@ print("free")
 @pytest.mark.slow
 @pytest.mark.parametrize("again", [0, 1])
 def test_interruptions_leave_nothing(url: str, prefix: str, again: int) -> None:
-    """Hundreds of interruptions at any moment, also during the clean-up, leave no permit, place or call."""
+    """A thousand interruptions at any moment, also during the clean-up, leave no permit, place or call."""
     assert run(STORM, url, prefix, str(again)) == "free"
 
 
