@@ -116,7 +116,7 @@ test-lowest: $(VENV)/.test $(VENV)/.lowest  ## Test the lowest versions of redis
 
 test-all: lint coverage test-rest  ## Lint, type-check, and test everything, the quick tests traced.
 
-# Tracing takes half the processor time of the tests again, so only these are traced.
+# Tracing takes half the processor time of the tests again, so only these are traced, and none on fakeredis that Valkey repeats.
 coverage: PYTEST = REDLEASE_TEST_WHEEL=1 $(BIN)/coverage run $(BIN)/pytest --dist worksteal
 coverage: $(VENV)/.test  ## Test as `make test` does, and show which lines that leaves out.
 	@rm -f .coverage .coverage.*

@@ -10,6 +10,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import coverage
 import fakeredis
 import pytest
 import redis.asyncio
@@ -46,6 +47,7 @@ settings.register_profile("search", max_examples=20_000, deadline=None, suppress
 settings.load_profile("same")
 
 _numbers = itertools.count(1)
+_node_ids = pytest.StashKey[set[str]]()
 
 
 class MakeClient(Protocol):
@@ -147,10 +149,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Let the collections after each test look at what came since: modules and tests are too many to look at again."""
+    session.stash[_node_ids] = {item.nodeid for item in session.items}
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Trace no test on fakeredis that this run repeats on Valkey: it shows no other line, and tracing takes time."""
+    on_valkey = item.nodeid.replace("fakeredis", "valkey9")
+    is_repeated = on_valkey != item.nodeid and on_valkey in item.session.stash[_node_ids]
+    if (tracer := coverage.Coverage.current()) is None or not is_repeated:
+        return (yield)
+    tracer.stop()
+    try:
+        return (yield)
+    finally:
+        tracer.start()
 
 
 def pytest_report_header() -> list[str]:
