@@ -10,10 +10,10 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import coverage
 import fakeredis
 import pytest
 import redis.asyncio
+from coverage import Coverage
 from hypothesis import HealthCheck, settings
 
 from redlease import Redlease
@@ -25,6 +25,7 @@ from proxy import Proxy
 from repeated_timeout import pytest_timeout_set_timer  # noqa: F401
 from servers import CLOCK_ENGINES, ENGINES, REAL_ENGINES, Server, available_engines, describe_engines, find_faketime
 from tiers import QUICK, QUICK_ENGINES, QUICK_S, TIERS, tier_of
+from traced_once import TracedOnce
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator
@@ -47,7 +48,6 @@ settings.register_profile("search", max_examples=20_000, deadline=None, suppress
 settings.load_profile("same")
 
 _numbers = itertools.count(1)
-_node_ids = pytest.StashKey[set[str]]()
 
 
 class MakeClient(Protocol):
@@ -120,13 +120,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to run in CI with an engine or libfaketime missing: elsewhere the report's head names what is left out."""
+    """Refuse to run in CI with an engine or libfaketime missing: elsewhere the report's head names what is left out.
+
+    Under coverage, trace only what shows more lines.
+    """
     if (
         config.getoption("tier") != QUICK
         and IN_CI
         and (len(available_engines()) < len(ENGINES) or find_faketime() is None)
     ):
         raise pytest.UsageError("\n".join(["CI needs every engine and libfaketime.", *describe_engines()]))
+    if (tracer := Coverage.current()) is not None:
+        config.pluginmanager.register(TracedOnce(tracer))
     # A process that a test starts must not find the source tree in its working directory either.
     os.environ["PYTHONSAFEPATH"] = "1"
 
@@ -149,25 +154,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish() -> None:
     """Let the collections after each test look at what came since: modules and tests are too many to look at again."""
-    session.stash[_node_ids] = {item.nodeid for item in session.items}
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Trace no test on fakeredis that this run repeats on Valkey: it shows no other line, and tracing takes time."""
-    on_valkey = item.nodeid.replace("fakeredis", "valkey9")
-    is_repeated = on_valkey != item.nodeid and on_valkey in item.session.stash[_node_ids]
-    if (tracer := coverage.Coverage.current()) is None or not is_repeated:
-        return (yield)
-    tracer.stop()
-    try:
-        return (yield)
-    finally:
-        tracer.start()
 
 
 def pytest_report_header() -> list[str]:
