@@ -11,7 +11,7 @@ from backend_flows import On
 from temporalio import activity, workflow
 from temporalio.exceptions import ApplicationError
 
-from redlease_temporal import LeaseLost, Permit
+from redlease_temporal import LeaseLost, Permit, Unavailable
 from redlease_temporal.workflow_side.run import current
 
 PAUSE = timedelta(seconds=10)
@@ -203,3 +203,18 @@ class Told:
     def go_on(self) -> None:
         """End the wait."""
         self._is_told = True
+
+
+@workflow.defn
+class Unanswered:
+    """Looks at a resource, and goes on without an answer."""
+
+    @workflow.run
+    async def run(self, on: On) -> str:
+        """Return how it went."""
+        try:
+            await on.pool().inspect()
+        except Unavailable as error:
+            await workflow.sleep(0.05)  # a replay that came to another error would not get here
+            return str(error)
+        return "answered"

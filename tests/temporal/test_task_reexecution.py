@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from awkward_flows import Anew, Pausing, take_time
+from awkward_flows import Anew, Pausing, Unanswered, take_time
 from backend_bench import Bench
 from backend_flows import Actor, Asking
 from temporal_tools import names_of
+from temporalio import activity
 from temporalio.worker import Replayer
 
+from redlease_temporal.plugin.activity_interceptor import GuardedActivities
 from redlease_temporal.worker import RedleasePlugin
+from redlease_temporal.workflow_side import backend as calls
 
 from helpers import eventually
 
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
 
     from temporal_tools import Place
     from temporalio.client import Client
+
+    from quiet import Quiet
 
 
 @pytest.fixture
@@ -53,4 +60,27 @@ async def test_a_permit_is_needed_and_released_in_a_task_that_is_done_anew(
 
     await eventually(nobody_holds)
     replayer = Replayer(workflows=[Anew], plugins=[RedleasePlugin("redis://nowhere.invalid")])
+    await replayer.replay_workflow(await handle.fetch_history())
+
+
+@pytest.mark.parametrize("backend", ["redis", "slots", "coordinator"])
+async def test_a_call_that_took_too_long_replays(
+    place: Place, backend: str, monkeypatch: pytest.MonkeyPatch, quiet: Quiet
+) -> None:
+    """A local activity that timed out is the same error in a replay, where the SDK raises its cause by itself."""
+    execute = GuardedActivities.execute_activity
+
+    async def never(self: Any, input: Any) -> Any:  # noqa: A002
+        if activity.info().activity_type.endswith(".inspect"):
+            await asyncio.Event().wait()
+        return await execute(self, input)
+
+    quiet.allow(r"Completing activity as failed")
+    monkeypatch.setattr(GuardedActivities, "execute_activity", never)
+    monkeypatch.setattr(calls, "LOCAL_LIMIT", timedelta(seconds=0.2))
+    async with place.serving([Unanswered], []) as client:
+        bench = Bench(client, place.task_queue, backend)
+        handle = await bench.start(Unanswered.run, bench.on)
+        assert "was not reached in time (Activity timed out)" in await handle.result()
+    replayer = Replayer(workflows=[Unanswered], plugins=[RedleasePlugin("redis://nowhere.invalid")])
     await replayer.replay_workflow(await handle.fetch_history())

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RawValue, RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, RetryState
+from temporalio.exceptions import ActivityError, CancelledError, FailureError, RetryState
 
 from redlease import limits
 from redlease.models import Permit, Position, Snapshot
@@ -140,8 +140,11 @@ async def local(name: str, arg: Any, result: type[T], activity_id: str | None = 
             schedule_to_close_timeout=LOCAL_IN_ALL,
             retry_policy=ONCE,
         )
-    except ApplicationError as error:
-        # The SDK raises the failure of a local activity itself, not an ActivityError with that as its cause.
+    except ActivityError:
+        raise
+    except FailureError as error:
+        # The SDK raises the failure of a local activity itself, not an ActivityError with that as its cause: where the
+        # activity reported it, always, and where it timed out, only in a replay.
         raise ActivityError(
             "Activity task failed",
             scheduled_event_id=0,
