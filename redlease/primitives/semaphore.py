@@ -284,7 +284,7 @@ class Semaphore(ResourceControl):
             LeaseLost: The permit is no longer held under its fence.
             Unavailable: The server was not reached.
         """
-        limits.checked_permit(permit, self.name)
+        limits.checked_permit(permit, self._resource.name)
         lease_ms = permit.lease_ms if lease is None else limits.milliseconds("lease", lease, limits.LEASE_MS_MIN)
         renewed = await self._tickets.renew(
             *(self._resource, permit.ticket, permit.fence, lease_ms),
@@ -308,9 +308,11 @@ class Semaphore(ResourceControl):
         if isinstance(permit, str):
             limits.checked_text("ticket", permit, limits.TICKET_BYTES_MAX)
             return await self._force_release(permit, "")
-        limits.checked_permit(permit, self.name)
+        limits.checked_permit(permit, self._resource.name)
         request, may_be_duplicated = self._session.remembered.take_unsure(self._resource, permit.ticket)
-        terms = self._terms._replace(lease_ms=permit.lease_ms)
+        terms = self._terms
+        if permit.lease_ms != terms.lease_ms:
+            terms = terms._replace(lease_ms=permit.lease_ms)
         ask = AcquireRequest(self._resource, terms, permit.ticket, request, permit.weight)
         limit_ms = self._connection.limit_ms
         released = await self._tickets.give_back(
@@ -387,7 +389,7 @@ class Semaphore(ResourceControl):
         if waiting.may_be_duplicated:
             self._session.remembered.note_unsure(ask, max(self._terms.lease_ms, self._connection.limit_ms))
         return Permit(
-            *(self.name, ask.ticket, granted.fence, ask.weight, granted.capacity, terms.lease_ms),
+            *(self._resource.name, ask.ticket, granted.fence, ask.weight, granted.capacity, terms.lease_ms),
             *(granted.granted_at_ms, granted.expires_at_ms, terms.owner, dict(wish.metadata)),
             key=wish.turn.key or None,
         )
