@@ -310,13 +310,12 @@ class Semaphore(ResourceControl):
             return await self._force_release(permit, "")
         limits.checked_permit(permit, self._resource.name)
         request, may_be_duplicated = self._session.remembered.take_unsure(self._resource, permit.ticket)
-        terms = self._terms
-        if permit.lease_ms != terms.lease_ms:
-            terms = terms._replace(lease_ms=permit.lease_ms)
+        usual, lease_ms = self._terms, permit.lease_ms
+        terms = usual if lease_ms == usual.lease_ms else usual._replace(lease_ms=lease_ms)
         ask = AcquireRequest(self._resource, terms, permit.ticket, request, permit.weight)
         limit_ms = self._connection.limit_ms
         released = await self._tickets.give_back(
-            ask, permit.fence, lasts_ms=permit.lease_ms, may_be_duplicated=may_be_duplicated, patience_ms=limit_ms
+            ask, permit.fence, lasts_ms=lease_ms, may_be_duplicated=may_be_duplicated, patience_ms=limit_ms
         )
         if released is None:
             raise self._connection.unavailable(self._resource, permit.ticket, limit_ms)
