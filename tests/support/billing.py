@@ -11,7 +11,9 @@ import redis.asyncio
 
 BEGUN = "billing:begun"
 WITHIN_S = 40
-OPTIONS: Any = {"decode_responses": True, "socket_timeout": 2 * WITHIN_S}
+# No socket timeout: with one, redis-py sends in `asyncio.wait_for`, which up to Python 3.11 drops a cancellation that
+# comes as it ends. A body that a loss cancels would go on.
+OPTIONS: Any = {"decode_responses": True, "socket_timeout": None}
 
 
 class Begun(NamedTuple):
