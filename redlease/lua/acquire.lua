@@ -20,7 +20,8 @@ local is_plain = ARGV[6] == '1' and not ARGV[13]
 --#include state
 --#include grants
 local weight, wanted, priority, share_of_key, key = tonumber(ARGV[6]), tonumber(ARGV[8]), 0, 1, ARGV[13]
-read(ticket)
+read(ticket, lease)
+--#include repair
 turns.key = key
 local buried = tombstones > now and call('ZSCORE', waiters, '!' .. request)
 if buried and math.abs(tonumber(buried)) > now then
@@ -93,7 +94,7 @@ end
 
 -- Free capacity, an empty queue, nothing to reap, except for a history, which tells of losses without delay. The first write is
 -- one that a server out of memory refuses.
-local ahead = call('ZCARD', queue)
+local ahead = queue_length
 if ahead == 0 and not record and not key and not (rate and rate.is_changed) and used + weight <= capacity and (capacity == was_capacity or expires == 0)
   and (not was[10] or call('ZCOUNT', holders, '-inf', now) == 0) then
   return grant()
@@ -229,7 +230,7 @@ if queued_since then
     if not text and turns.limit > 0 and weight > turns.limit then return {tag, MISFIT, turns.limit, 1} end -- of its key, from now on
     if not text then return {tag, LAPSED} end -- and deleted: see `commit`
     local _, its_fence, _, since = parse(text)
-    return held(its_fence, since, tonumber(call('ZSCORE', holders, ticket)))
+    return held(its_fence, since, tonumber(call('ZSCORE', holders, ticket) or 0))
   end
 elseif before == 0 and used + weight <= capacity and (turn or not key) then
   if ahead > 0 then set('s', format('%d', sequence + 1)) end -- it passes those who wait, and counts as an arrival

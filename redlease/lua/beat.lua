@@ -8,7 +8,8 @@
 local tag, place, waiter_lease, ticket, idle = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
 --#include state
-read(ticket)
+read(ticket, waiter_lease)
+--#include repair
 --#include queue
 if capacity == 0 or not alive(place) then return {tag, LAPSED} end
 local key, entry = entry_of(ticket)

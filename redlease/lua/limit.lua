@@ -15,10 +15,11 @@ local is_of_keys = key ~= '' or kind == 'each'
 
 --#include state
 read(name)
+--#include repair
 turns.key = is_of_keys and key
 --#include queue
 for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, before the first write
-local its_weight = record and parse(record)
+local its_weight = record and parse(record) or 0
 local from = is_of_keys and OF_KEYS or 0
 local its_end = (call('ZSCORE', holders, name) or from) - from
 local deadline = its_end

@@ -13,10 +13,11 @@ local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV
 --#include release_usual
 --#include state
 read(ticket)
+--#include repair
 --#include queue
 --#include share
 -- Read before the first write: after that a key of a wrong type can no longer stop the script.
-local queued = call('ZCARD', queue)
+local queued = queue_length
 if queued > 0 or tombstone > 0 then call('ZCARD', waiters) end
 local released, lasted = 0, nil
 local changed = ticket == '' and expires > 0
@@ -30,8 +31,8 @@ local function bury(request)
   new_waiter, changed = true, true
 end
 
-if record then
-  local weight, held_fence, _, since, place, request, label = parse(record)
+local weight, held_fence, _, since, place, request, label = parse(record or '')
+if weight then
   local hit = (its_fence == held_fence or '0' .. its_fence == held_fence) and held_fence ~= '0'
   if its_fence == '' then
     local was_there, rest = share.left(record, its_request)
@@ -67,6 +68,14 @@ if record then
       for other in string.gmatch('}' .. request, '}([^{]*)') do bury(other) end
     end
     changed = true
+  end
+elseif ticket ~= '' and (its_fence ~= '' or its_request == '') then -- its record was lost, see parts/repair.lua
+  for _, name in ipairs({ticket, '\255?' .. ticket}) do
+    local deadline = tonumber(call('ZSCORE', holders, name) or 0)
+    if deadline > 0 then
+      remove_holder(name, 1)
+      released, changed = deadline > now and 1 or released, true
+    end
   end
 end
 if tombstone > 0 and its_request ~= '' then bury(its_request) end

@@ -12,17 +12,20 @@ local grace = math.max(1, tonumber(ARGV[6])) -- no permit ends in the ms in whic
 
 --#include state
 read(ticket)
+--#include repair
 --#include queue
 --#include share
 local weight, its_fence, _, queued_at, place, request = parse(record or '')
 if its_fence ~= '0' or not share.has(request, its_request) or not lasts(place, request) then return {tag, 0, 0} end
 local key, entry = entry_of(ticket)
 local score = call('ZSCORE', queue, entry)
+if not score then return {tag, 0, 0} end
 local earlier = key and turns.before(key, entry) or call('ZRANGEBYSCORE', queue, '-inf', '(' .. score, 'LIMIT', 0, BATCH)
 call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
 
 local superseded, removed = 0, 0
 for _, other in ipairs(earlier) do
+  local its_entry = other
   other = ticket_of(other)
   local its_weight, _, _, since, its_place, requests, label = parse(call('HGET', state, 't' .. other) or '')
   if its_weight and tonumber(since) <= tonumber(queued_at) then -- else it was dead, and left with the one before it; or a priority put it before this one
@@ -35,7 +38,7 @@ for _, other in ipairs(earlier) do
     end
     tombstones = math.max(tombstones, now + tombstone)
     set('x', format('%d', tombstones))
-    remove_waiter(other)
+    remove_waiter(other, its_entry)
     removed = removed + 1
     publish_to_sharers(its_place, requests, 's', ' ' .. ticket)
   end

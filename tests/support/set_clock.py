@@ -121,8 +121,8 @@ class RealEngine:
 
     def __init__(self, server: Server, scripts: Mapping[str, Script] = USUAL) -> None:
         texts = {name: script.text.replace(READS_TIME, TAKES_TIME) for name, script in scripts.items()}
-        self._client = redis.Redis.from_url(server.unix_url)
-        self._shas = {name: str(self._client.script_load(text)) for name, text in texts.items()}
+        self.client = redis.Redis.from_url(server.unix_url)
+        self._shas = {name: str(self.client.script_load(text)) for name, text in texts.items()}
 
     def __enter__(self) -> Self:
         """Use the connection."""
@@ -130,16 +130,16 @@ class RealEngine:
 
     def __exit__(self, *_: object) -> None:
         """Close it."""
-        self._client.close()
+        self.client.close()
 
     def clear(self) -> None:
         """Begin without the resource."""
-        self._client.delete(*KEYS)
+        self.client.delete(*KEYS)
 
     def run(self, name: str, args: tuple[Any, ...], now_us: int) -> tuple[bool, list[Any]]:
         """Run a script."""
         time_args = divmod(now_us, 1_000_000)
-        with self._client.pipeline(transaction=False) as pipeline:
+        with self.client.pipeline(transaction=False) as pipeline:
             pipeline.evalsha(self._shas[name], len(KEYS), *KEYS, 0, *args, *time_args)
             pipeline.get(f"{KEYS[0]}:existed")
             reply, exists = pipeline.execute()

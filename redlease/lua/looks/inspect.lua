@@ -15,13 +15,22 @@ local after_score, after_entry = string.match(ARGV[7], '^(%S+) (.*)$')
 
 --#include state
 read('')
+if expires < 0 then return redis.error_reply(NEWER) end
 --#include queue
 local PAGE = 50 * BATCH
 local function is_limit(name)
   return string.find(name, '^\255%a')
 end
+local delay, queue_length = tonumber(was[16] or 0), call('ZCARD', queue)
+local count = used - excess
+if call('HLEN', state) ~= fields + count + queue_length + turns.count + turns.keys and count <= PAGE then
+  -- Something was lost, see parts/repair.lua: what the header tells is not to be believed.
+  used = 0
+  for _, name in ipairs(call('ZRANGE', holders, 0, -1)) do
+    used = used + (parse(call('HGET', state, 't' .. name) or '') or is_limit(name) and 0 or 1)
+  end
+end
 local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'WITHSCORES', 'LIMIT', 0, BATCH * 10)
-local delay = #lapsed > 0 and tonumber(call('HGET', state, 'y') or 0) or 0
 for i = 1, #lapsed, 2 do
   local text = call('HGET', state, 't' .. lapsed[i])
   local is_over = string.byte(lapsed[i]) == 255 or lapsed[i + 1] + delay <= now
@@ -34,7 +43,7 @@ for _, name in ipairs(names) do
   local text = call('HGET', state, 't' .. name)
   local ends = text and tonumber(call('ZSCORE', holders, name) or 0) or 0
   if ends > OF_KEYS then ends = ends - OF_KEYS end
-  if ends > 0 then used = used - parse(text) end
+  if ends > 0 then used = used - (parse(text) or 0) end
   if ends > now then limits[#limits + 1], limits[#limits + 2], limits[#limits + 3] = name, ends, text end
 end
 
@@ -55,7 +64,8 @@ for i = 1, #live, 2 do
   after_deadline, after_ticket = tonumber(live[i + 1]), live[i]
   local ends = after_deadline < OF_KEYS and after_deadline or after_deadline - OF_KEYS
   if ends > now then
-    held[#held + 1], held[#held + 2], held[#held + 3] = after_ticket, ends, text
+    local is_lost = string.find(after_ticket, '^\255%?') -- its record is
+    held[#held + 1], held[#held + 2], held[#held + 3] = is_lost and string.sub(after_ticket, 3) or after_ticket, ends, is_lost and '' or text
     bytes = bytes - #after_ticket - #text
   end
   listed = listed + 1
@@ -91,7 +101,6 @@ if seen > 0 then
   local last = call('ZRANGE', queue, first + seen - 1, first + seen - 1, 'WITHSCORES')
   after_entry, after_score = last[1], last[2]
 end
-local queue_length = call('ZCARD', queue)
 more = more or (listed < most_waiters and first + seen < queue_length)
 
 local waiting, checked = 0, more and {} or call('ZRANGE', queue, 0, PAGE - 1)

@@ -8,7 +8,8 @@
 --        of history are kept; limit: how many units may be held by the limits that operators have set, -1 if none is)
 -- Cost: O(m + log n) with m looked at.
 local tag, most = ARGV[1], tonumber(ARGV[2])
-local was = call('HMGET', state, 'f', 'c', 'e', 'y', 'n')
+local was = call('HMGET', state, 'f', 'c', 'e', 'y', 'n', 'k')
+if tonumber(was[6] or 0) < 0 then return redis.error_reply('NEWERFORM a newer release has stored this resource') end
 local units, held_since, queued_since = 0, 0, 0
 
 -- What the limits of the resource keep from others, nobody uses; see parts/limits.lua.

@@ -3,19 +3,19 @@
 -- follows it in acquire.lua, has the same effect.
 local was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g', 'r')
 local fence = clock[1] * 1000000 + clock[2]
-if is_plain and not was[6] and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
+if is_plain and not was[6] and not was[1] and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
   local deadline, its_fence = now + lease, format('%d', fence)
   local ends = format('%d', now + math.max(lease, idle) + math.floor(idle / 64))
   call('ZADD', holders, format('%d', deadline), ticket)
   call('PEXPIREAT', holders, ends)
-  call('HSET', state, 'f', its_fence, 'c', ARGV[8], 'd', ARGV[8], 'k', ends, 't' .. ticket,
+  call('HSET', state, 'f', its_fence, 'e', '0', 'c', ARGV[8], 'd', ARGV[8], 'k', ends, 't' .. ticket,
     '1 ' .. its_fence .. ' ' .. ARGV[7] .. ' ' .. format('%d', now) .. ' ' .. place .. ' ' .. request .. ' ' .. label)
   call('PEXPIREAT', state, ends)
   return {tag, GRANTED, fence, now, deadline, tonumber(ARGV[8])}
 end
-if is_plain and not was[9] and not was[10] and not was[11] and not was[12] and was[4] == ARGV[8] and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
+if is_plain and not was[9] and not was[10] and not was[11] and not was[12] and was[4] == ARGV[8] and was[3] and was[2] and was[2] + 0 >= 0 and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
   and fence > tonumber(was[1] or 0) and (not was[7] or now >= tonumber(was[7])) and (not was[8] or now >= tonumber(was[8])) then
-  local capacity, used, waiting = tonumber(was[3]), call('ZCARD', holders) + (was[2] or 0), call('ZCARD', queue)
+  local capacity, used, waiting = tonumber(was[3]), call('ZCARD', holders) + was[2], call('ZCARD', queue)
   local since = format('%d', now)
   if waiting == 0 and used < capacity then -- grant
     local deadline, its_fence = now + lease, format('%d', fence)
@@ -29,10 +29,10 @@ if is_plain and not was[9] and not was[10] and not was[11] and not was[12] and w
   local wait = first and tonumber(first) - now or 0
   local waiter_lease, most = tonumber(ARGV[9]), tonumber(ARGV[10])
   local lapses = wait > 0 and waiter_lease > 0 and call('ZSCORE', waiters, place)
-  if lapses and tonumber(lapses) > now and waiting > 0 and ARGV[5] == '0' and (most < 0 or waiting < most)
+  if lapses and tonumber(lapses) > now and waiting > 0 and was[5] and ARGV[5] == '0' and (most < 0 or waiting < most)
     and tonumber(was[6]) >= now + waiter_lease then
     -- Queue: no capacity is free, others wait already, the client's place is alive, and the keys outlive it.
-    local its_sequence = format('%d', (was[5] or 0) + 1)
+    local its_sequence = format('%d', was[5] + 1)
     call('ZADD', queue, its_sequence, ticket)
     call('ZADD', waiters, 'GT', format('%d', now + waiter_lease), place)
     call('HSET', state, 's', its_sequence, 't' .. ticket,

@@ -61,17 +61,6 @@ local function remove_holder(ticket, weight, replaced)
   if replaced and turns.lead then turns.lead(key) end
 end
 
--- Recomputes the excess if all holders fit into one batch.
-local function count_excess()
-  local count = call('ZCARD', holders)
-  if excess == 0 or count > BATCH then return end
-  used = 0
-  for _, ticket in ipairs(call('ZRANGE', holders, 0, -1)) do
-    used = used + (parse(call('HGET', state, 't' .. ticket) or '') or 1)
-  end
-  excess = used - count
-end
-
 -- Removes a holder whose lease has ended. With a lock delay its units stay in use for that long after it, held under a name of
 -- their own, which begins with a byte that no ticket, being UTF-8, contains.
 local function lapse(ticket, weight, ended, its_fence)
@@ -106,7 +95,6 @@ local function reap(limit)
     over = call('ZRANGEBYSCORE', holders, format('%d', OF_KEYS), format('%d', OF_KEYS + now), 'LIMIT', 0, limit)
     for _, name in ipairs(over) do remove_holder(name, 0) end
   end
-  count_excess()
   return math.max(#lapsed / 2, #over)
 end
 
@@ -138,8 +126,8 @@ local function told(wait, ticket)
   return ticket == first_waiter() and due - now or -1
 end
 
-local function remove_waiter(ticket)
-  if turns.leave then turns.leave(ticket) else call('ZREM', queue, ticket) end
+local function remove_waiter(ticket, entry)
+  if turns.leave then turns.leave(ticket, entry) else call('ZREM', queue, entry or ticket) end
   call('HDEL', state, 't' .. ticket)
 end
 
@@ -160,7 +148,7 @@ local function grant_waiting()
     if not head then -- all who wait are of keys at their limits, maybe by holders whose leases have ended
       reaped, budget = true, budget + 1 - reap(budget)
     elseif not lapses then
-      remove_waiter(head)
+      remove_waiter(head, entry)
     elseif weight > capacity or (key and turns.is_heavy(key, weight)) then
       remove_waiter(head)
       publish_to_sharers(place, request, 'm', ' ' .. (weight > capacity and capacity or turns.limit))
@@ -185,7 +173,6 @@ end
 local function soonest()
   local first = call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2]
   local at = first and tonumber(first) < OF_KEYS and tonumber(first)
-  if not first and excess > 0 then return 0 end -- only the holders key was deleted or evicted
   if used < capacity then
     local head = first_waiter()
     local _, _, _, _, place, request = parse(head and call('HGET', state, 't' .. head) or '')

@@ -14,7 +14,8 @@ if was[6] and not was[8] and not was[9] and not was[10] and tombstone == 0 and n
       call('HDEL', state, 't' .. ticket)
       return {tag, 1, 0}
     end
-    local free = was[3] - call('ZCARD', holders) - (was[2] or 0)
+    local is_whole = was[1] and was[3] and was[2] and was[2] + 0 >= 0
+    local free = is_whole and was[3] - call('ZCARD', holders) - was[2] or -1
     local head = call('ZRANGE', queue, 0, 0)[1]
     local lease, channel, epoch, its_request, label =
       string.match(call('HGET', state, 't' .. head) or '', '^1 0 (%d+) %d+ ([^| ]*)(%S+) (%S+) (.*)$')

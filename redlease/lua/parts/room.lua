@@ -11,7 +11,7 @@ local function bury(entries, is_full)
     if its_place and lasts(its_place, its_request) then
       at = at + 1
     else
-      remove_waiter(other)
+      remove_waiter(other, entry)
       if at < before then before = before - 1 end
       ahead, more = call('ZCARD', queue), 1 -- with it may have gone others of its key
       if not is_full() then break end

@@ -1,19 +1,29 @@
 -- state: reads and writes the header and the records. scripts.py puts it where operations say `--#include state`.
 
-local fence, sequence, capacity, declared, used, excess, record
+local fence, sequence, capacity, declared, used, excess, record, record_of
 local expires, tombstones, watched
-local turns = {count = 0, raised = 0, limit = 0} -- see turns.lua, which not all operations include
+local turns = {count = 0, keys = 0, raised = 0, limit = 0} -- see turns.lua, which not all operations include
 local rate -- of grants, if there is one: interval and tat in us, and burst; see grants.lua
 local tell_first, replied_to -- see queue.lua; and the waiter to whom the reply tells what the message would
-local was -- the header as it was read
+local was, fields -- the header as it was read, and how many of its fields there are
+local is_due = false -- whether to check the resource as a whole, see repair.lua
+local NEWER = 'NEWERFORM a newer release has stored this resource in a form that this one does not know'
 local new_holder, new_waiter = false, false -- whether a key may have been created that has no expiry yet
 
 -- Reads the header and one ticket's record. It is the first access to state and holders: a key of a wrong type fails here.
-local function read(ticket)
-  was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g', 'b', 'r')
+-- `check_ms`: how long the resource may go without a check as a whole.
+local function read(ticket, check_ms)
+  record_of = ticket
+  was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g', 'b', 'r', 'l', 'o', 'y', 'h', 'v')
+  fields = was[9] and -1 or 0
+  for i = 1, 18 do
+    if was[i] then fields = fields + 1 end
+  end
+  is_due = check_ms and now >= (was[18] or 0) + check_ms
   fence, excess = was[1] and tonumber(was[1]) or 0, was[2] and tonumber(was[2]) or 0
   used = call('ZCARD', holders) + excess
-  capacity, declared = was[3] and tonumber(was[3]) or 0, was[4] and tonumber(was[4]) or 0
+  declared = was[4] and tonumber(was[4]) or 0
+  capacity = was[3] and tonumber(was[3]) or declared
   sequence, expires = was[5] and tonumber(was[5]) or 0, was[6] and tonumber(was[6]) or 0
   tombstones, watched = was[7] and tonumber(was[7]) or 0, was[8] and tonumber(was[8]) or 0
   record = was[9]
@@ -26,9 +36,10 @@ local function read(ticket)
     rate = {interval = tonumber(interval), burst = tonumber(burst), tat = tonumber(tat)}
   end
   if was[11] then
-    local count, virtual, start, numbers, raised, limits = string.match(was[11], '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+)$')
+    local count, virtual, start, numbers, raised, limits, keys =
+      string.match(was[11], '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+) (%d+)$')
     turns.count, turns.virtual, turns.start, turns.numbers = count + 0, virtual + 0, start + 0, numbers + 0
-    turns.raised, turns.limits = raised + 0, limits + 0
+    turns.raised, turns.limits, turns.keys = raised + 0, limits + 0, keys + 0
   end
 end
 
@@ -81,7 +92,7 @@ local function commit(deadline, idle)
     set('k', format('%d', expires))
   end
   if fence ~= (tonumber(was[1]) or 0) then set('f', format('%d', fence)) end
-  if excess ~= (tonumber(was[2]) or 0) then set('e', format('%d', excess)) end
+  if not was[2] or excess ~= tonumber(was[2]) then set('e', format('%d', excess)) end
   if capacity ~= (tonumber(was[3]) or 0) then
     set('c', format('%d', capacity))
     if was[3] then note('resized', '', '0', capacity, 0, '') end

@@ -22,7 +22,7 @@ turns.limited = turns.limit > 0 or turns.limits > 0 or turns.interval
 
 local function cost(weight, share)
   if weight >= ALL then weight = 1 end
-  return math.max(1, math.min(2 ^ 31, math.floor(weight * ONE / share + 0.5)))
+  return math.max(1, math.min(2 ^ 31, math.floor(weight * ONE / (share or 1) + 0.5)))
 end
 
 -- Returns the score of a tag. Should keys wait without a break until tags reach their end, first waiters go by arrival from then on.
@@ -69,7 +69,7 @@ local function limit_of(key, lasting)
       local ends = (call('ZSCORE', holders, name) or 0) - OF_KEYS
       if ends > now then
         local _, _, units = parse(call('HGET', state, 't' .. name) or '')
-        return tonumber(units), ends
+        if units then return tonumber(units), ends end
       end
     end
   end
@@ -87,7 +87,7 @@ local function token_due_to(key)
   if not turns.interval or turns.limits == 0 then return end
   local _, _, _, since = parse(call('HGET', state, 't\255rate ' .. key) or '')
   if not since then return end
-  local due = math.min(call('ZSCORE', holders, '\255rate ' .. key) - OF_KEYS, since + 1 + math.ceil(turns.interval / 1000))
+  local due = math.min((call('ZSCORE', holders, '\255rate ' .. key) or 0) - OF_KEYS, since + 1 + math.ceil(turns.interval / 1000))
   return due > now and due
 end
 
@@ -131,8 +131,7 @@ end
 
 -- Forgets a ticket that neither holds nor waits any more.
 function turns.remove(ticket)
-  call('HDEL', state, 'p' .. ticket)
-  turns.count = turns.count - 1
+  turns.count = turns.count - call('HDEL', state, 'p' .. ticket)
 end
 
 -- Returns the first of a key's other waiters that lives and may ever fit, with its weight, and removes those before it.
@@ -163,16 +162,15 @@ local function write_key(key, held, number, head, from)
     head = member
   end
   if held > 0 or head ~= '' or member then
-    call('HSET', state, 'q' .. key, format('%d %d ', held, number) .. head)
+    turns.keys = turns.keys + call('HSET', state, 'q' .. key, format('%d %d ', held, number) .. head)
   else
-    call('HDEL', state, 'q' .. key)
+    turns.keys = turns.keys - call('HDEL', state, 'q' .. key)
   end
 end
 
 -- Adds a ticket with a key, before it holds or waits.
 function turns.add(ticket, key, share, sequence)
-  call('HSET', state, 'p' .. ticket, format('%s %d ', share, sequence) .. key)
-  turns.count = turns.count + 1
+  turns.count = turns.count + call('HSET', state, 'p' .. ticket, format('%s %d ', share, sequence) .. key)
 end
 
 -- Adds units to those that a key has in use, or takes them away.
@@ -262,7 +260,9 @@ local function started(head)
   if head == '' then return turns.virtual end
   local ticket = turns.ticket(head)
   local _, _, share = turns.of(ticket)
-  return call('ZSCORE', queue, head) - HEADS - cost(weight_of(ticket), share)
+  local score = call('ZSCORE', queue, head)
+  if not score then set('v', '0') end
+  return score and score - HEADS - cost(weight_of(ticket), share) or turns.virtual
 end
 
 -- Returns the tag of a new request if it goes before all who wait, else nil; and how many are before it, about.
@@ -304,16 +304,17 @@ function turns.without_key()
   if call('ZCOUNT', queue, '-inf', '(' .. score_of(0)) == 0 then turns.start = turns.virtual end
 end
 
--- Removes a waiter; the next one of its key gets the turn that it had.
-function turns.leave(ticket)
+-- Removes a waiter; the next one of its key gets the turn that it had. `entry`: its own, if that was found.
+function turns.leave(ticket, entry)
   local key, member, share = turns.of(ticket)
   local score = key and call('ZSCORE', queue, member)
-  call('ZREM', queue, member)
+  local removed = call('ZREM', queue, entry or member)
+  if removed == 0 or (not key and string.byte(entry or '') == 255) then set('v', '0') end
   if not key then return end
   local held, number, head = read_key(key)
   local from, rest = turns.virtual, first_of_rest(number)
   local was_next = head == '' and (not rest or member < rest)
-  if head == member then head, from = '', score - HEADS - cost(weight_of(ticket), share) end
+  if head == member then head, from = '', score and score - HEADS - cost(weight_of(ticket), share) or from end
   write_key(key, held, number, head, from)
   turns.remove(ticket)
   if was_next then turns.tell_next(key) end
@@ -362,7 +363,7 @@ function turns.park(member, key, weight)
   local held, number = read_key(key)
   if not over_limit(key, held, weight) then return false end
   call('ZADD', queue, format('%.0f', REST + number), member)
-  call('HSET', state, 'q' .. key, format('%d %d ', held, number))
+  turns.keys = turns.keys + call('HSET', state, 'q' .. key, format('%d %d ', held, number))
   turns.tell_next(key)
   return true
 end
@@ -378,9 +379,13 @@ function turns.raise(most)
     end
     turns.raised = entry[2] - REST + 1
     local key = turns.of(turns.ticket(entry[1]))
-    local held, number, head = read_key(key)
-    write_key(key, held, number, head, turns.virtual)
-    turns.tell_next(key) -- it may have to wait for less time now
+    if key then
+      local held, number, head = read_key(key)
+      write_key(key, held, number, head, turns.virtual)
+      turns.tell_next(key) -- it may have to wait for less time now
+    else
+      set('v', '0')
+    end
   end
 end
 
@@ -399,7 +404,7 @@ end
 -- Writes how many tickets have a key and how far their turns are, if that has changed.
 function turns.store()
   local text = turns.count > 0
-    and format('%d %.0f %.0f %.0f %.0f %d', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised, turns.limits)
+    and format('%d %.0f %.0f %.0f %.0f %d %d', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised, turns.limits, turns.keys)
   if text and text ~= was[11] then call('HSET', state, 'g', text) end
   if was[11] and not text then call('HDEL', state, 'g') end
   was[11] = text
