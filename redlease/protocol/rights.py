@@ -5,7 +5,7 @@ from __future__ import annotations
 from .encoding import keys_pattern
 
 _CONNECT = "evalsha info script|load select subscribe time wait"
-_READ = "hget hmget xrevrange zcard zcount zrange zrangebyscore zrank zscore"
+_READ = "hget hlen hmget xrevrange zcard zcount zrange zrangebyscore zrank zscore"
 _WRITE = "hdel hset pexpireat publish unsubscribe xadd zadd zrem zremrangebyscore"
 _GUARD = "eval get pttl set"
 _OPERATE = "config|get pttl scan"

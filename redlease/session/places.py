@@ -166,14 +166,17 @@ class QueuePlace:
     def _missed(self, first: Waiting) -> None:
         """Repeats a request that left the queue without a message, and asks about the next one of its key at once.
 
-        Not if a message that came with the reply said when that is due.
+        Not if a message that came with the reply said when that is due. If no message came, data may be lost: so it
+        asks about the other keys as well.
         """
         now_ms, key = clock.now_ms(), first.ask.key
-        if first.ask.request in self.waiters:
+        is_lost = first.ask.request in self.waiters
+        if is_lost:
             first.sequence = None
             self.session.keeper.schedule.at(now_ms, first)
-        if any(waiting.ask.key == key and waiting.sequence is not None for waiting in self.waiters.values()):
-            self._wakes.setdefault(key, now_ms)
+        for waiting in self.waiters.values():
+            if waiting.sequence is not None and (is_lost or waiting.ask.key == key):
+                self._wakes.setdefault(waiting.ask.key, now_ms)
 
     def lapsed(self, name: str) -> None:
         """Handles the loss of the place of that name: its waiters queue again, in their former order."""

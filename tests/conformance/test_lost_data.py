@@ -9,7 +9,7 @@ import pytest
 
 from redlease import LeaseLost, Rate, RedleaseError
 
-from helpers import eventually, queue_up
+from helpers import eventually, queue_up, until_waiting
 
 if TYPE_CHECKING:
     import redis.asyncio
@@ -33,6 +33,19 @@ async def test_the_queue_of_keys_is_lost(
     assert await client.lock("r").release(permit)
     async with lock.hold(key="a", timeout=5):
         pass
+
+
+async def test_waiters_of_many_keys_queue_again(client: Redlease, raw: redis.asyncio.Redis, prefix: str) -> None:
+    """A client that learns that a request of one key is gone from the queue asks about its other keys at once."""
+    pool = client.semaphore("r", capacity=1, waiter_lease=3)
+    permit = await pool.acquire()
+    tasks = [task for key in "abcdef" for task in await queue_up(pool, 1, key=key)]
+    assert await raw.delete(f"{prefix}:{{r}}:queue") + await raw.delete(f"{prefix}:{{r}}:waiters") == 2
+    tasks += [asyncio.create_task(pool.acquire(key="g"))]  # its place is alive again
+    await until_waiting(pool, 7, 2.5)
+    await pool.release(permit)
+    for task in asyncio.as_completed(tasks):
+        await pool.release(await task)
 
 
 @pytest.mark.parametrize("lost", ["state", "holders", "queue", "waiters"])

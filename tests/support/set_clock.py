@@ -75,7 +75,11 @@ class FakeEngine:
 
     def run(self, name: str, args: tuple[Any, ...], now_us: int) -> tuple[bool, list[Any]]:
         """Run a script."""
-        with mock.patch.object(time, "time", return_value=now_us / 1_000_000):
+
+        def now_s() -> float:
+            return now_us / 1_000_000
+
+        with mock.patch.object(time, "time", now_s):  # which is made faster than a mock
             exists = self.client.exists(KEYS[0])
             reply: list[Any] = self.client.eval(self._scripts[name].text, len(KEYS), *KEYS, 0, *args)
         return bool(exists), reply

@@ -21,12 +21,12 @@ local PAGE = 50 * BATCH
 local function is_limit(name)
   return string.find(name, '^\255%a')
 end
-local delay, queue_length = tonumber(was[16] or 0), call('ZCARD', queue)
-local count = used - excess
-if call('HLEN', state) ~= fields + count + queue_length + turns.count + turns.keys and count <= PAGE then
-  -- Something was lost, see parts/repair.lua: what the header tells is not to be believed.
-  used = 0
-  for _, name in ipairs(call('ZRANGE', holders, 0, -1)) do
+local delay, queue_length, count = tonumber(was[16] or 0), call('ZCARD', queue), used - excess
+if count <= 200 or call('HLEN', state) ~= fields + count + queue_length + turns.count + turns.keys then
+  -- The units of all holders, if they are not too many: what the header tells of them may be wrong after a loss, see repair.lua.
+  local names = call('ZRANGE', holders, 0, PAGE - 1)
+  used = used - excess - #names
+  for _, name in ipairs(names) do
     used = used + (parse(call('HGET', state, 't' .. name) or '') or is_limit(name) and 0 or 1)
   end
 end

@@ -8,22 +8,28 @@
 --                          holders; times in ms of the server's clock: k when the keys expire, x when the last tombstone ends, w until
 --                          when a client watches, l when a call last found all waiters of a full queue alive; y the lock delay, h how
 --                          long holds lasted of late whose release others waited for, in ms; n how many entries of history are kept; r and b the rates, see
---                          acquire.lua, and o who was told last when to call; and t<ticket>, one
---                          record each
+--                          acquire.lua, and o who was told last when to call; v when all was last found to fit together, see
+--                          repair.lua; g, p<ticket> and q<key>, see turns.lua; and t<ticket>, one record each
 --   KEYS[2] holders  zset  ticket -> the time its lease ends; \255<deadline> <ticket> -> the time its lock delay ends; \255<kind> and
---                          \255<kind> <key> -> the time that limit ends, plus 2^52 if it is one of keys
+--                          \255<kind> <key> -> the time that limit ends, plus 2^52 if it is one of keys; \255?<ticket> -> the time the lease
+--                          would end of a permit whose record was lost
 --   KEYS[3] queue    zset  ticket -> its sequence, the order of arrival, less ten for each step of its priority
 --   KEYS[4] waiters  zset  place -> the time it lapses; "!"<request> -> the time that tombstone ends, negated
 -- and, if n is set, the stream <prefix>:{name}:history of what happened: e event, t ticket, f fence, w weight, m ms waited or held,
 -- o owner in JSON. It is not declared: a cluster refuses a call of which some keys exist and some do not while the slot moves.
 -- A record is "weight fence lease since place request label": fence 0 while queued, since = when it was queued or granted,
--- place = <channel>|<epoch> of the requesting client, label = owner and metadata as the client wrote them, never parsed here.
+-- place = <channel>|<epoch> of the requesting client, label = owner, metadata and key as the client wrote them, which nothing but repair.lua reads.
 -- A fence that begins with a zero is that of a permit which a newer request has replaced, see supersede.lua.
 -- A ticket used by several requests is shared: its weight begins with a zero, which excludes it from the fast paths, and its
 -- request is followed by the older ones, newest first, each as {place}request.
 --
 -- All keys expire at the same time, so that none outlives the keys it depends on.
--- Units in use = number of holders + e. e changes only when a holder is added or removed; reaping recomputes it. An expired
+-- Redis may lose any key, field or member alone. So a script takes what is missing for what it means without it, and repair.lua, which
+-- all that write begin with, finds the loss. The fast paths need e and c, and an e that is not negative: a lost entry without
+-- weight would have them grant too much.
+-- This is form 1 of what is stored. A later form has minus its number in k, with which no fast path goes on and all others refuse.
+--
+-- Units in use = number of holders + e. e changes only when a holder is added or removed. An expired
 -- holder counts until it is reaped, and every call reaps before it refuses or queues a request for lack of capacity.
 -- Between two calls the head of the queue does not fit; only a grant, an expiry or a new capacity can change that.
 -- Fences are passed to redis.call as strings made here: Lua's own conversion would round them to 14 digits.

@@ -11,7 +11,7 @@
 --   HEADS + tag              the first waiter of each key that is below its limit
 --   REST + number of the key the others of that key. Equal scores are ordered by member: \255<sequence> <ticket>
 -- The state has p<ticket> "share sequence key" for each ticket with a key, and q<key> "held number head": its units in use, its
--- number, and the member that has a tag; empty if no one waits, or the key is at its limit.
+-- number, and the member that has a tag; empty if no one waits, or the key is at its limit. Field g counts them, see `store`.
 
 if turns.count > 0 or turns.key then (function() -- a function of its own, so that its locals enlarge no other call's stack
 local HEADS, REST = 2251799813685248, 4503599627370496 -- 2^51 and 2^52, so that tags and numbers are whole
@@ -155,6 +155,10 @@ end
 -- Stores a key; one without a first waiter gets one, from that virtual time on, if it is below its limit.
 local function write_key(key, held, number, head, from)
   local member, weight
+  if held < 0 then -- its record was lost, see repair.lua
+    held = 0
+    set('v', '0')
+  end
   if head == '' then member, weight = next_of_rest(key, number) end
   if member and not over_limit(key, held, weight) then
     local _, _, share = turns.of(turns.ticket(member))

@@ -28,6 +28,8 @@ from servers import find_binary
 from set_clock import KEYS, FakeEngine, RealEngine
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from conftest import Servers
     from servers import Server
 
@@ -48,6 +50,7 @@ KINDS: dict[str, tuple[tuple[tuple[str, str], ...], tuple[tuple[Any, ...], ...]]
     ),
 }
 NEWER = [engine for engine in ("redis7", "valkey9") if find_binary(engine)]  # which have PEXPIRETIME
+CLUSTERS = ("cluster7",) if find_binary("redis7") else ()
 LOST = [keys for count in range(1, 5) for keys in itertools.combinations(range(4), count)]
 
 
@@ -78,13 +81,7 @@ def test_a_resource_without_some_of_its_keys(server: Server, kind: str, lost: tu
         check_capacity(lossy, ("k", "l"), 1)
 
 
-@pytest.fixture(params=["fakeredis", *NEWER])
-def engine_of_histories(request: pytest.FixtureRequest) -> str:
-    """Each engine in turn."""
-    return str(request.param)
-
-
-def play(engine: FakeEngine | RealEngine, seed: int, number: int) -> None:
+def play(engine: FakeEngine | RealEngine, seed: int | str, number: int) -> None:
     """Make random calls while Redis loses parts of the resource; then see that it serves."""
     random = Random(f"{seed} {number}")
     drawn = DrawnCalls.of_kind(random, number, IDLE_MS)
@@ -106,17 +103,31 @@ def play(engine: FakeEngine | RealEngine, seed: int, number: int) -> None:
         raise AssertionError("\n".join([f"history {number}: {error!r}", *lossy.log])) from None
 
 
-@pytest.mark.timeout(7200)
-def test_histories_in_which_something_is_lost(
-    servers: Servers, engine_of_histories: str, seed: int, *, is_long: bool
-) -> None:
+@contextlib.contextmanager
+def opened(servers: Servers, engine: str) -> Iterator[FakeEngine | RealEngine]:
+    """Run scripts on an engine; of a cluster on the master that has the resource."""
+    if engine == "fakeredis":
+        yield FakeEngine()
+    else:
+        server = servers.cluster.master_of(KEYS[0]) if engine in CLUSTERS else servers[engine]
+        with RealEngine(server) as real:
+            yield real
+
+
+@pytest.mark.parametrize("engine", ["fakeredis", *NEWER])
+def test_histories_in_which_something_is_lost(servers: Servers, engine: str, seed: int) -> None:
     """Whichever keys, fields and members are lost at whatever moment, a resource serves within its leases."""
-    with contextlib.ExitStack() as stack:
-        if engine_of_histories == "fakeredis":
-            engine: FakeEngine | RealEngine = FakeEngine()
-            count = 20_000 if is_long else 50
-        else:
-            engine = stack.enter_context(RealEngine(servers[engine_of_histories]))
-            count = 2_000 if is_long else 300
-        for number in range(count):
-            play(engine, seed, number)
+    with opened(servers, engine) as running:
+        for number in range(8 if engine == "fakeredis" else 50):
+            play(running, seed, number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("engine", ["fakeredis", *NEWER, *CLUSTERS])
+def test_many_histories_in_which_something_is_lost(servers: Servers, engine: str, seed: int, *, is_long: bool) -> None:
+    """So it is in other histories."""
+    count = {(True, True): 20_000, (True, False): 200, (False, True): 2_000, (False, False): 500}
+    with opened(servers, engine) as running:
+        for number in range(count[engine == "fakeredis", is_long]):
+            play(running, f"many {seed}", number)

@@ -340,7 +340,6 @@ OPERATIONS: dict[str, Callable[[Semaphore, Permit], Awaitable[Any]]] = {
 
 # What some wrong keys do not concern, since it does not look at them.
 CAN_DO_WITHOUT = {
-    ("adopt", "queue"),
     ("adopt", "waiters"),
     ("check", "queue"),
     ("check", "waiters"),
