@@ -73,6 +73,7 @@ class QueuePlace:
         self.waiters: dict[str, Waiting] = {}
         # By key: when something ends that the first of its waiters here may wait for, as the server told.
         self._wakes: dict[str, float] = {}
+        self._doubtful: set[str] = set()  # keys of which the waiters may have left the queue without a message
 
     def _first(self, now_ms: float) -> Waiting | None:
         """Returns the waiter that a heartbeat asks about: the first one.
@@ -80,7 +81,8 @@ class QueuePlace:
         Of several keys it is that for which something has ended, else each in turn, since any may be next.
         """
         waiters = [waiting for waiting in self.waiters.values() if waiting.sequence is not None]
-        keys = {waiting.ask.key for waiting in waiters}
+        keys = self._keys()
+        self._doubtful &= keys
         self._wakes = {key: wake_ms for key, wake_ms in self._wakes.items() if key in keys}
         if len(keys) > 1:
             wake_ms, key = min((wake_ms, key) for key, wake_ms in (self._wakes or {"": math.inf}).items())
@@ -88,6 +90,10 @@ class QueuePlace:
                 key = sorted(keys)[self._beats % len(keys)]
             waiters = [waiting for waiting in waiters if waiting.ask.key == key]
         return min(waiters, key=lambda waiting: waiting.order(), default=None)
+
+    def _keys(self) -> set[str]:
+        """Returns the keys of those that are queued."""
+        return {waiting.ask.key for waiting in self.waiters.values() if waiting.sequence is not None}
 
     def queued(self, sent_ms: float, ask: AcquireRequest, queued: Queued) -> None:
         """Records that the server queued a waiter, and keeps the place for at least the waiter lease."""
@@ -150,10 +156,12 @@ class QueuePlace:
         elif reply[1] == Status.LAPSED:
             self.lapsed(name)
         elif reply[1] == Status.GRANTED:
+            self._doubtful.discard(first.ask.key)
             self._missed(first)
             schedule.at(min((self._confirm(sent_ms, lease_ms), *self._wakes.values())), self)
         else:
             beaten = Beaten(*reply[2:])
+            self._doubtful.discard(first.ask.key)
             if beaten.soonest_ms >= 0:
                 self._wake(first.ask.key, beaten.soonest_ms, beaten.ahead)
             schedule.at(min((self._confirm(sent_ms, lease_ms), *self._wakes.values())), self)
@@ -167,16 +175,17 @@ class QueuePlace:
         """Repeats a request that left the queue without a message, and asks about the next one of its key at once.
 
         Not if a message that came with the reply said when that is due. If no message came, data may be lost: so it
-        asks about the other keys as well.
+        asks about each other key as well, once.
         """
         now_ms, key = clock.now_ms(), first.ask.key
-        is_lost = first.ask.request in self.waiters
-        if is_lost:
+        if first.ask.request in self.waiters:
             first.sequence = None
             self.session.keeper.schedule.at(now_ms, first)
-        for waiting in self.waiters.values():
-            if waiting.sequence is not None and (is_lost or waiting.ask.key == key):
-                self._wakes.setdefault(waiting.ask.key, now_ms)
+            if not self._doubtful:
+                self._doubtful = self._keys() - {key}
+                self._wakes |= dict.fromkeys(self._doubtful, now_ms)
+        if key in self._keys():
+            self._wakes.setdefault(key, now_ms)
 
     def lapsed(self, name: str) -> None:
         """Handles the loss of the place of that name: its waiters queue again, in their former order."""

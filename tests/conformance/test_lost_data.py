@@ -100,7 +100,15 @@ async def test_a_newer_form_is_refused(client: Redlease, raw: redis.asyncio.Redi
     state = f"{prefix}:{{r}}:state"
     await raw.hset(state, "k", "-2")
     before = await raw.hgetall(state), await raw.zrange(f"{prefix}:{{r}}:holders", 0, -1, withscores=True)
-    for call in (lock.acquire, lock.try_acquire, lock.inspect, lambda: lock.release(permit), lambda: lock.limit(1)):
+    calls = (
+        lock.acquire,
+        lock.try_acquire,
+        lock.inspect,
+        lock.locked,
+        lambda: lock.release(permit),
+        lambda: lock.limit(1),
+    )
+    for call in (*calls, lambda: lock.check(permit), lambda: lock.resize(2), lambda: lock.renew(permit)):
         with pytest.raises(RedleaseError, match="newer release"):
             await call()
     after = await raw.hgetall(state), await raw.zrange(f"{prefix}:{{r}}:holders", 0, -1, withscores=True)
