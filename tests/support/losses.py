@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -150,7 +150,7 @@ class Client:
     def ask(self) -> None:
         """Ask, for the first time or again."""
         asked = (f"{self.weight} {self.settings}", LEASE_MS, CAPACITY, LEASE_MS, -1, IDLE_MS, LABEL)
-        ids = (f"z{self.number}", f"h{self.number}", self.place, "+0" if self.was_queued else "0")
+        ids = (f"z{self.number}", f"hz{self.number}", self.place, "+0" if self.was_queued else "0")
         status, *rest = self.lossy.call("acquire", *ids, *asked, *([self.key] if self.key else []))
         if status == Status.GRANTED:
             self.fence, self.is_queued, self.until = rest[0], False, self.lossy.now + STEP_MS
@@ -174,17 +174,31 @@ def clients(lossy: Lossy, count: int, keys: tuple[str, ...], per_key: int) -> It
 _numbers = itertools.count(1)
 
 
-def serve(lossy: Lossy, asking: list[Client], within_ms: int) -> None:
-    """Let clients ask until all were served, which they must be within that time; check the fences on the way."""
+def serve(lossy: Lossy, asking: list[Client], within_ms: int, per_key: int = 0, *, is_exact: bool = False) -> None:
+    """Let clients ask until all were served, which they must be within that time; check the fences on the way.
+
+    `is_exact`: nobody else holds, so that they must not exceed the capacity, nor what a key may have.
+    """
     began, last, fences = lossy.now, lossy.last_fence, set[int]()
     while not all(client.is_done for client in asking):
         for client in asking:
             client.step()
             fences.add(client.fence or last + 1)
+            if is_exact:
+                check_units([other for other in asking if other.fence], per_key)
         waiting = [client for client in asking if not client.is_done]
         assert not waiting or lossy.now - began <= within_ms, f"not served in time: {waiting}"
         lossy.now_us += STEP_MS * 1000
     assert min(fences) > last
+
+
+def check_units(holding: list[Client], per_key: int) -> None:
+    """See that so many clients may hold at once."""
+    of_keys = Counter[str]()
+    for client in holding:
+        of_keys[client.key] += client.weight
+    assert of_keys.total() <= CAPACITY, f"more than there is: {holding}"
+    assert not per_key or all(units <= per_key for key, units in of_keys.items() if key), f"more of a key: {of_keys}"
 
 
 def check_capacity(lossy: Lossy, keys: tuple[str, ...], per_key: int) -> None:

@@ -99,6 +99,7 @@ def play(engine: FakeEngine | RealEngine, seed: int | str, number: int) -> None:
         serve(lossy, list(clients(lossy, 5, keys, per_key)), 2 * LEASE_MS + 30)
         lossy.now_us += 2 * LEASE_MS * 1000
         check_capacity(lossy, keys, per_key)
+        serve(lossy, list(clients(lossy, 8, keys, per_key)), 6 * LEASE_MS, per_key, is_exact=True)
     except (AssertionError, redis.ResponseError) as error:
         raise AssertionError("\n".join([f"history {number}: {error!r}", *lossy.log])) from None
 
