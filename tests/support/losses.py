@@ -79,20 +79,28 @@ class Lossy:
         self.now_us += 1000  # past the last fence
         self.engine.client.delete(*keys)
 
+    def stored(self) -> list[tuple[str, bytes]]:
+        """Return each field and each member, with its key."""
+        client: Any = self.engine.client
+        members = [(key, sorted(client.zrange(key, 0, -1))) for key in KEYS[1:]]
+        return [(key, name) for key, names in [(KEYS[0], sorted(client.hkeys(KEYS[0]))), *members] for name in names]
+
+    def lose_one(self, key: str, name: bytes) -> None:
+        """Lose a field or a member."""
+        client: Any = self.engine.client
+        self.log.append(f"lost: {name!r} of {key}")
+        self.now_us += 1000
+        (client.hdel if key == KEYS[0] else client.zrem)(key, name)
+
     def lose_something(self) -> None:
         """Lose some keys, some fields, or some members."""
         if self.random.random() < 0.3:
             self.lose(*self.random.sample(KEYS, self.random.randint(1, 4)))
             return
-        client: Any = self.engine.client
         for _ in range(self.random.choice([1, 1, 1, 2, 3])):
-            key = self.random.choice(KEYS)
-            of_hash = key == KEYS[0]
-            if names := sorted(client.hkeys(key) if of_hash else client.zrange(key, 0, -1)):
-                name = self.random.choice(names)
-                self.log.append(f"lost: {name} of {key}")
-                self.now_us += 1000
-                (client.hdel if of_hash else client.zrem)(key, name)
+            part = self.random.choice(KEYS)
+            if names := [name for key, name in self.stored() if key == part]:
+                self.lose_one(part, self.random.choice(names))
 
     def run(self, drawn: RandomCalls, calls: int, losses: float) -> None:
         """Make random calls, with this chance of a loss before each, and one after the last."""
@@ -149,7 +157,7 @@ class Client:
 
     def ask(self) -> None:
         """Ask, for the first time or again."""
-        asked = (f"{self.weight} {self.settings}", LEASE_MS, CAPACITY, LEASE_MS, -1, IDLE_MS, LABEL)
+        asked = (f"{self.weight} {self.settings}".rstrip(), LEASE_MS, CAPACITY, LEASE_MS, -1, IDLE_MS, LABEL)
         ids = (f"z{self.number}", f"hz{self.number}", self.place, "+0" if self.was_queued else "0")
         status, *rest = self.lossy.call("acquire", *ids, *asked, *([self.key] if self.key else []))
         if status == Status.GRANTED:
@@ -180,16 +188,17 @@ def serve(lossy: Lossy, asking: list[Client], within_ms: int, per_key: int = 0, 
     `is_exact`: nobody else holds, so that they must not exceed the capacity, nor what a key may have.
     """
     began, last, fences = lossy.now, lossy.last_fence, set[int]()
+    before = {client.fence for client in asking}
     while not all(client.is_done for client in asking):
         for client in asking:
             client.step()
-            fences.add(client.fence or last + 1)
+            fences |= {client.fence} - before - {0}
             if is_exact:
                 check_units([other for other in asking if other.fence], per_key)
         waiting = [client for client in asking if not client.is_done]
         assert not waiting or lossy.now - began <= within_ms, f"not served in time: {waiting}"
         lossy.now_us += STEP_MS * 1000
-    assert min(fences) > last
+    assert min(fences, default=last + 1) > last
 
 
 def check_units(holding: list[Client], per_key: int) -> None:

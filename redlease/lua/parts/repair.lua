@@ -87,7 +87,8 @@ local function waiter(entry, score, text, of_key)
   local _, its_fence = parse(text or '')
   local is_of_key = string.byte(entry) == 255
   local ticket = is_of_key and string.sub(entry, 19) or entry
-  if its_fence ~= '0' or wanted['t' .. ticket] or is_of_key ~= (of_key and true or false) or is_of_key ~= (score >= HEADS) then return false end
+  if its_fence ~= '0' or wanted['t' .. ticket] then return false end
+  if is_of_key ~= (of_key and true or false) or is_of_key ~= (score >= HEADS) then return false end
   want('t' .. ticket, text)
   if not is_of_key then
     found.sequence = math.max(found.sequence, score)
@@ -128,7 +129,8 @@ end
 -- Gathers what is there; returns whether the waiters fit in, if it is told to look at them.
 local function gather(with_waiters)
   wanted, count, keys, numbers, moved = {}, 0, {}, {}, {}
-  found = {fence = fence, sequence = sequence, number = turns.numbers or 0, ends = now + idle, excess = 0, tickets = 0, limits = 0, keys = 0, lowest = REST}
+  found = {fence = fence, sequence = sequence, number = turns.numbers or 0, ends = now + idle, lowest = REST}
+  found.excess, found.tickets, found.limits, found.keys = 0, 0, 0, 0
   for_all(call('ZRANGE', holders, 0, -1, 'WITHSCORES'), holder)
   return with_waiters and for_all(call('ZRANGE', queue, 0, -1, 'WITHSCORES'), waiter)
 end
@@ -150,9 +152,10 @@ for name, key in pairs(keys) do
   is_damaged = is_damaged or text ~= was_key
 end
 found.tombstone = math.max(tombstones, math.ceil(-(tombstone or 0)))
-if fits and not is_damaged and count + fields == stored and (was[3] or not was[4]) and found.excess == excess and found.tickets == turns.count
-  and found.keys == turns.keys and found.limits == (turns.limits or 0) and found.fence == fence and found.sequence == sequence
-  and found.number == (turns.numbers or 0) and found.tombstone == tombstones then
+if fits and not is_damaged and count + fields == stored and (was[3] or not was[4])
+  and found.fence == fence and found.excess == excess and found.sequence == sequence and found.tombstone == tombstones
+  and found.tickets == turns.count and found.keys == turns.keys and found.limits == (turns.limits or 0)
+  and found.number == (turns.numbers or 0) then
   redis.pcall('HSET', state, 'v', format('%d', now))
   return
 end
@@ -178,7 +181,8 @@ wanted.c = capacity > 0 and format('%d', capacity) or nil
 wanted.k, wanted.v, wanted.x = format('%d', expires), format('%d', now), format('%d', found.tombstone)
 if found.tickets > 0 then
   local virtual = turns.virtual or found.lowest < REST and math.max(0, found.lowest - HEADS - 1) or 0
-  wanted.g = format('%d %.0f %.0f %.0f %d %d %d', found.tickets, virtual, turns.start or virtual, found.number, fits and 1 or 0, found.limits, found.keys)
+  local start, raised = turns.start or virtual, fits and 1 or 0
+  wanted.g = format('%d %.0f %.0f %.0f %d %d %d', found.tickets, virtual, start, found.number, raised, found.limits, found.keys)
 end
 call('PEXPIREAT', state, 1)
 local texts = {}
@@ -192,7 +196,7 @@ end
 if #texts > 0 then call('HSET', state, unpack(texts)) end
 expire_all()
 turns.count, turns.keys, turns.raised = 0, 0, 0
-read(record_of)
+read(record_of) -- the header as it is now
 queue_length = call('ZCARD', queue)
 end)()
 end

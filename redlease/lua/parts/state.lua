@@ -19,7 +19,7 @@ local function read(ticket, check_ms)
   for i = 1, 18 do
     if was[i] then fields = fields + 1 end
   end
-  is_due = check_ms and now >= (was[18] or 0) + check_ms
+  is_due = check_ms and (now >= (was[18] or 0) + check_ms or now < was[18] + 0) -- the clock may have been set back
   fence, excess = was[1] and tonumber(was[1]) or 0, was[2] and tonumber(was[2]) or 0
   used = call('ZCARD', holders) + excess
   declared = was[4] and tonumber(was[4]) or 0

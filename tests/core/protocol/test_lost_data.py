@@ -5,25 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import redis
-from losses import (
-    IDLE_MS,
-    LEASE_MS,
-    DrawnCalls,
-    Lossy,
-    check_capacity,
-    clients,
-    release_all,
-    serve,
-    try_acquire,
-)
+from loss_cases import KINDS, check_after_loss, lose_a_limit, lose_each, play, users
+from losses import Lossy
 
-from redlease.protocol.replies import Status
-
-from against_model import LABEL
 from servers import find_binary
 from set_clock import KEYS, FakeEngine, RealEngine
 
@@ -33,35 +20,9 @@ if TYPE_CHECKING:
     from conftest import Servers
     from servers import Server
 
-# What three requests ask for, each with its key, and what is set beside them: each stores something more.
-KINDS: dict[str, tuple[tuple[tuple[str, str], ...], tuple[tuple[Any, ...], ...]]] = {
-    "plain": ((("1", ""), ("1", ""), ("1", "")), ()),
-    "weights": ((("2", ""), ("1", ""), ("2", "")), ()),
-    "keys": ((("1", "k"), ("1", "k"), ("1", "l")), ()),
-    "limited keys": ((("1 0   1", "k"), ("1 0   1", "k"), ("1 0   1", "l")), ()),
-    "rate": ((("1 0     5000:1", ""), ("1", ""), ("1", "")), ()),
-    "rate of keys": ((("1 0      20000:1", "k"), ("1 0      20000:2", "k"), ("1", "l")), ()),
-    "lock delay": ((("1 0 20", "k"), ("1", "k"), ("1", "")), ()),
-    "priorities": ((("1 3", ""), ("1 1", ""), ("1", "k")), ()),
-    "limit": ((("1", ""), ("1", ""), ("1", "")), (("limit", "", 0, "30"), ("pause", "", 0, "20"))),
-    "limits of keys": (
-        (("1", "k"), ("1", "k"), ("1", "l")),
-        (("limit", "k", 1, "30"), ("each", "", 1, "30"), ("back", "l", 0, "30")),
-    ),
-}
 NEWER = [engine for engine in ("redis7", "valkey9") if find_binary(engine)]  # which have PEXPIRETIME
 CLUSTERS = ("cluster7",) if find_binary("redis7") else ()
 LOST = [keys for count in range(1, 5) for keys in itertools.combinations(range(4), count)]
-
-
-def used(lossy: Lossy, kind: str) -> None:
-    """Let one hold or two, others wait, and set limits."""
-    requests, limits = KINDS[kind]
-    for number, (asked, key) in enumerate((*requests, *requests)):
-        terms = (asked, LEASE_MS, 2, LEASE_MS, -1, IDLE_MS, LABEL, *([key] if key else []))
-        lossy.call("acquire", f"t{number}", f"h{number}", f"c{number}|0", "0", *terms)
-    for limit in limits:
-        lossy.call("limit", *limit, IDLE_MS, LABEL)
 
 
 @pytest.mark.parametrize("lost", LOST, ids=lambda lost: "+".join(KEYS[part].rsplit(":")[-1] for part in lost))
@@ -72,36 +33,24 @@ def test_a_resource_without_some_of_its_keys(server: Server, kind: str, lost: tu
     with RealEngine(server) as engine:
         engine.clear()
         lossy = Lossy(engine, Random(0))
-        used(lossy, kind)
+        asking = users(lossy, kind)
         lossy.lose(*(KEYS[part] for part in lost))
-        lossy.look()
-        lossy.call("release", "t0", "", 1, 0, 0, IDLE_MS)
-        serve(lossy, list(clients(lossy, 6, ("k", "l", ""), 0)), 2 * LEASE_MS + 30)
-        lossy.now_us += 2 * LEASE_MS * 1000
-        check_capacity(lossy, ("k", "l"), 1)
+        check_after_loss(lossy, asking)
 
 
-def play(engine: FakeEngine | RealEngine, seed: int | str, number: int) -> None:
-    """Make random calls while Redis loses parts of the resource; then see that it serves."""
-    random = Random(f"{seed} {number}")
-    drawn = DrawnCalls.of_kind(random, number, IDLE_MS)
-    is_cleared = drawn.has_delays = number % 2 == 1
-    if not is_cleared:
-        drawn.is_limited = drawn.has_rates = drawn.has_delays = False
-    engine.clear()
-    lossy = Lossy(engine, random)
-    try:
-        lossy.run(drawn, 30, 0.1)
-        keys, per_key = drawn.keys, random.choice([0, 3])
-        if not is_cleared:
-            release_all(lossy)
-            assert try_acquire(lossy, "y0", keys[1] if keys else "", 0)[0] == Status.GRANTED
-        serve(lossy, list(clients(lossy, 5, keys, per_key)), 2 * LEASE_MS + 30)
-        lossy.now_us += 2 * LEASE_MS * 1000
-        check_capacity(lossy, keys, per_key)
-        serve(lossy, list(clients(lossy, 8, keys, per_key)), 6 * LEASE_MS, per_key, is_exact=True)
-    except (AssertionError, redis.ResponseError) as error:
-        raise AssertionError("\n".join([f"history {number}: {error!r}", *lossy.log])) from None
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("real_engine", NEWER)
+def test_a_resource_without_one_field_or_member(server: Server, kind: str) -> None:
+    """So it is if it loses any one of what is stored."""
+    with RealEngine(server) as engine:
+        lose_each(engine, kind)
+
+
+@pytest.mark.parametrize("real_engine", NEWER)
+def test_a_limit_that_is_lost_lets_nobody_in(server: Server) -> None:
+    """A limit above the capacity keeps no unit: without its entry, the fast path of acquire must not count one less."""
+    with RealEngine(server) as engine:
+        lose_a_limit(engine)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
+import loss_cases
 import pytest
 import redis
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUGS = sorted((Path(__file__).parents[3] / "proof" / "bugs").glob("*.patch"))
+BUGS_OF_REPAIR = sorted((Path(__file__).parents[3] / "proof" / "bugs" / "repair").glob("*.patch"))
 RESOURCES, CALLS_EACH = 1000, 250
 # The first resource of a search from 0 on that shows a bug which few of them show: to begin with it spares minutes.
 RARE = {
@@ -63,3 +65,20 @@ def test_a_planted_bug_is_caught(server: Server, patch: Path, tmp_path: Path) ->
             calls = RandomCalls.in_set_time(0, number)
             SetClock(calls, engine).run(calls, CALLS_EACH)
     logger.info("%s: resource %d, %s", patch.stem, number, str(caught.value).partition("\n")[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("real_engine", ["valkey9"])
+@pytest.mark.parametrize("patch", BUGS_OF_REPAIR, ids=lambda patch: patch.stem)
+def test_a_planted_bug_of_the_repair_is_caught(server: Server, patch: Path, tmp_path: Path) -> None:
+    """After a loss of data a script fails, or not all is served, or too much."""
+    buggy = planted(patch, tmp_path)
+    assert any(script.text != buggy[script.name].text for script in scripts.SCRIPTS)
+    with RealEngine(server, buggy) as engine, pytest.raises(AssertionError) as caught:
+        loss_cases.lose_a_limit(engine)
+        for kind in loss_cases.KINDS:
+            loss_cases.lose_each(engine, kind)
+        for number in range(RESOURCES):
+            loss_cases.play(engine, 0, number)
+    logger.info("%s: %s", patch.stem, str(caught.value).partition("\n")[0])
