@@ -21,6 +21,7 @@ local is_plain = ARGV[6] == '1' and not ARGV[13]
 --#include grants
 local weight, wanted, priority, share_of_key, key = tonumber(ARGV[6]), tonumber(ARGV[8]), 0, 1, ARGV[13]
 read(ticket, lease)
+--#include form
 --#include repair
 turns.key = key
 local buried = tombstones > now and call('ZSCORE', waiters, '!' .. request)
@@ -94,7 +95,7 @@ end
 
 -- Free capacity, an empty queue, nothing to reap, except for a history, which tells of losses without delay. The first write is
 -- one that a server out of memory refuses.
-local ahead = queue_length
+local ahead = was.waiting
 if ahead == 0 and not record and not key and not (rate and rate.is_changed) and used + weight <= capacity and (capacity == was_capacity or expires == 0)
   and (not was[10] or call('ZCOUNT', holders, '-inf', now) == 0) then
   return grant()
@@ -208,7 +209,7 @@ if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size 
   if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) and reap(BATCH) == BATCH then more = 1 end
   if was_capacity > capacity then publish_capacity() end
   commit(deadline, idle)
-  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10], [11] = was[11]}, false
+  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10], [11] = was[11], [18] = true}, false
   ahead, wait = call('ZCARD', queue), soonest()
 end
 

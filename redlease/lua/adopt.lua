@@ -9,6 +9,7 @@ local lease, refence, idle, label = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(
 
 --#include state
 read(ticket)
+--#include form
 --#include repair
 if not record then return {tag, 0} end
 local weight, held_fence, _, since, held_place, held_request = parse(record)

@@ -9,6 +9,7 @@ local tag, place, waiter_lease, ticket, idle = ARGV[1], ARGV[2], tonumber(ARGV[3
 
 --#include state
 read(ticket, waiter_lease)
+--#include form
 --#include repair
 --#include queue
 if capacity == 0 or not alive(place) then return {tag, LAPSED} end

@@ -15,6 +15,7 @@ local is_of_keys = key ~= '' or kind == 'each'
 
 --#include state
 read(name)
+--#include form
 --#include repair
 turns.key = is_of_keys and key
 --#include queue

@@ -7,6 +7,7 @@ local tag, ticket, its_fence, weight, idle = ARGV[1], ARGV[2], ARGV[3], tonumber
 
 --#include state
 read(ticket)
+--#include form
 --#include repair
 --#include queue
 if not record then return {tag, 0, 0} end

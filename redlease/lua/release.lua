@@ -13,11 +13,12 @@ local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV
 --#include release_usual
 --#include state
 read(ticket)
+--#include form
 --#include repair
 --#include queue
 --#include share
 -- Read before the first write: after that a key of a wrong type can no longer stop the script.
-local queued = queue_length
+local queued = was.waiting
 if queued > 0 or tombstone > 0 then call('ZCARD', waiters) end
 local released, lasted = 0, nil
 local changed = ticket == '' and expires > 0

@@ -12,12 +12,13 @@ local shorten, idle = ARGV[5], tonumber(ARGV[6])
 --#include renew_usual
 --#include state
 read(ticket)
+--#include form
 --#include repair
 if not record then return {tag, 0, capacity, 0} end
 local _, held_fence, its_lease, _, place, request = parse(record)
 local was_until = held_fence == its_fence and tonumber(call('ZSCORE', holders, ticket) or 0) or 0
 if was_until <= now then return {tag, 0, capacity, 0} end
-local waiting = queue_length
+local waiting = was.waiting
 local deadline = shorten ~= '0' and shorten ~= 'write' and string.byte(record) ~= 48 and now + lease or math.max(was_until, now + lease)
 if was_until > deadline then
   (function() -- a function of its own, so that its locals enlarge no other call's stack

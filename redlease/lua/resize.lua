@@ -7,6 +7,7 @@ local tag, wanted, idle = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
 --#include state
 read('')
+--#include form
 --#include repair
 --#include queue
 for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, before the first write

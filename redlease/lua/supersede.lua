@@ -12,6 +12,7 @@ local grace = math.max(1, tonumber(ARGV[6])) -- no permit ends in the ms in whic
 
 --#include state
 read(ticket)
+--#include form
 --#include repair
 --#include queue
 --#include share

@@ -7,7 +7,7 @@ local tag, watch_ms = ARGV[1], tonumber(ARGV[2])
 
 --#include state
 read('')
-if expires < 0 then return redis.error_reply(NEWER) end
+--#include form
 --#include queue
 local wait = soonest()
 watched = math.max(watched, now + watch_ms)

@@ -36,6 +36,7 @@ PARTS = {
     "release_usual": ("release_usual",),
     "renew_usual": ("renew_usual",),
     "state": ("state",),
+    "form": ("form",),
     "repair": ("repair",),
     "grants": ("grants",),
     "queue": ("grants", "queue", "turns"),

@@ -7,7 +7,7 @@ local tag, ticket, its_fence = ARGV[1], ARGV[2], ARGV[3]
 
 --#include state
 read(ticket)
-if expires < 0 then return redis.error_reply(NEWER) end
+--#include form
 if not record then return {tag, 0} end
 local _, held_fence = parse(record)
 local deadline = held_fence == its_fence and call('ZSCORE', holders, ticket)

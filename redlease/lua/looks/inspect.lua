@@ -15,14 +15,14 @@ local after_score, after_entry = string.match(ARGV[7], '^(%S+) (.*)$')
 
 --#include state
 read('')
-if expires < 0 then return redis.error_reply(NEWER) end
+--#include form
 --#include queue
 local PAGE = 50 * BATCH
 local function is_limit(name)
   return string.find(name, '^\255%a')
 end
 local delay, queue_length, count = tonumber(was[16] or 0), call('ZCARD', queue), used - excess
-if count <= 200 or call('HLEN', state) ~= fields + count + queue_length + turns.count + turns.keys then
+if count <= 200 or call('HLEN', state) ~= was.count + count + queue_length + turns.count + turns.keys then
   -- The units of all holders, if they are not too many: what the header tells of them may be wrong after a loss, see repair.lua.
   local names = call('ZRANGE', holders, 0, PAGE - 1)
   used = used - excess - #names

@@ -10,7 +10,7 @@ local tag, ticket = ARGV[1], ARGV[2]
 
 --#include state
 read(ticket)
-if expires < 0 then return redis.error_reply(NEWER) end
+--#include form
 --#include queue
 local CHECKED = 50 * BATCH
 

@@ -9,7 +9,8 @@
 -- Cost: O(m + log n) with m looked at.
 local tag, most = ARGV[1], tonumber(ARGV[2])
 local was = call('HMGET', state, 'f', 'c', 'e', 'y', 'n', 'k')
-if tonumber(was[6] or 0) < 0 then return redis.error_reply('NEWERFORM a newer release has stored this resource') end
+local expires = tonumber(was[6] or 0)
+--#include form
 local units, held_since, queued_since = 0, 0, 0
 
 -- What the limits of the resource keep from others, nobody uses; see parts/limits.lua.

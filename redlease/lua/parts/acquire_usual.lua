@@ -3,21 +3,23 @@
 -- follows it in acquire.lua, has the same effect.
 local was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g', 'r')
 local fence = clock[1] * 1000000 + clock[2]
-if is_plain and not was[6] and not was[1] and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
-  local deadline, its_fence = now + lease, format('%d', fence)
-  local ends = format('%d', now + math.max(lease, idle) + math.floor(idle / 64))
+if is_plain and not was[6] and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
+  local deadline, its_fence, since = now + lease, format('%d', fence), format('%d', now)
+  local ends = format('%d', now + math.max(lease, idle) + idle / 64)
   call('ZADD', holders, format('%d', deadline), ticket)
   call('PEXPIREAT', holders, ends)
-  call('HSET', state, 'f', its_fence, 'e', '0', 'c', ARGV[8], 'd', ARGV[8], 'k', ends, 't' .. ticket,
-    '1 ' .. its_fence .. ' ' .. ARGV[7] .. ' ' .. format('%d', now) .. ' ' .. place .. ' ' .. request .. ' ' .. label)
+  call('HSET', state, 'f', its_fence, 'e', '0', 'c', ARGV[8], 'd', ARGV[8], 'k', ends, 'v', since, 't' .. ticket,
+    '1 ' .. its_fence .. ' ' .. ARGV[7] .. ' ' .. since .. ' ' .. place .. ' ' .. request .. ' ' .. label)
   call('PEXPIREAT', state, ends)
   return {tag, GRANTED, fence, now, deadline, tonumber(ARGV[8])}
 end
-if is_plain and not was[9] and not was[10] and not was[11] and not was[12] and was[4] == ARGV[8] and was[3] and was[2] and was[2] + 0 >= 0 and was[6] and tonumber(was[6]) >= now + math.max(lease, idle)
-  and fence > tonumber(was[1] or 0) and (not was[7] or now >= tonumber(was[7])) and (not was[8] or now >= tonumber(was[8])) then
-  local capacity, used, waiting = tonumber(was[3]), call('ZCARD', holders) + was[2], call('ZCARD', queue)
+if is_plain and not was[9] and not was[10] and not was[11] and not was[12] and was[4] == ARGV[8] and was[6] and was[6] + 0 >= now + math.max(lease, idle)
+  and fence > (was[1] or 0) + 0 and (not was[7] or now >= tonumber(was[7])) and (not was[8] or now >= tonumber(was[8])) then
+  -- An excess that is lost, or below zero, is not to be believed, nor a capacity that is lost: see repair.lua.
+  local capacity, held, waiting = tonumber(was[3]), call('ZCARD', holders), call('ZCARD', queue)
+  local used = held + (was[2] or -1)
   local since = format('%d', now)
-  if waiting == 0 and used < capacity then -- grant
+  if waiting == 0 and used >= held and capacity and used < capacity then -- grant
     local deadline, its_fence = now + lease, format('%d', fence)
     call('ZADD', holders, format('%d', deadline), ticket)
     call('PEXPIREAT', holders, was[6])
@@ -25,7 +27,7 @@ if is_plain and not was[9] and not was[10] and not was[11] and not was[12] and w
       '1 ' .. its_fence .. ' ' .. ARGV[7] .. ' ' .. since .. ' ' .. place .. ' ' .. request .. ' ' .. label)
     return {tag, GRANTED, fence, now, deadline, capacity}
   end
-  local first = used >= capacity and call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2]
+  local first = capacity and used >= capacity and call('ZRANGE', holders, 0, 0, 'WITHSCORES')[2]
   local wait = first and tonumber(first) - now or 0
   local waiter_lease, most = tonumber(ARGV[9]), tonumber(ARGV[10])
   local lapses = wait > 0 and waiter_lease > 0 and call('ZSCORE', waiters, place)

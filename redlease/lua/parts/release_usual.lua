@@ -2,7 +2,7 @@
 -- fits and no further waiter does; no history is kept. Written without functions, for speed: the general path, which follows
 -- it in release.lua, has the same effect.
 local was = call('HMGET', state, 'f', 'e', 'c', 'k', 'w', 't' .. ticket, 'h', 'n', 'g', 'r')
-if was[6] and not was[8] and not was[9] and not was[10] and tombstone == 0 and not notify and tonumber(was[4] or 0) >= now + idle and (not was[5] or now >= tonumber(was[5])) then
+if was[6] and not was[8] and not was[9] and not was[10] and tombstone == 0 and not notify and (was[4] or 0) + 0 >= now + idle and (not was[5] or now >= tonumber(was[5])) then
   -- A request id that begins with "h" belongs to a hold, which must be notified when another client releases its permit.
   local held_fence, held_since = string.match(was[6], '^1 (%d+) %d+ (%d+)')
   local ends = held_fence == its_fence and call('ZSCORE', holders, ticket)
@@ -14,15 +14,15 @@ if was[6] and not was[8] and not was[9] and not was[10] and tombstone == 0 and n
       call('HDEL', state, 't' .. ticket)
       return {tag, 1, 0}
     end
-    local is_whole = was[1] and was[3] and was[2] and was[2] + 0 >= 0
-    local free = is_whole and was[3] - call('ZCARD', holders) - was[2] or -1
+    local excess = (was[2] or -1) + 0 -- if it is lost, or below zero, nothing is granted here: see repair.lua
+    local free = (was[3] or 0) - call('ZCARD', holders) - excess
     local head = call('ZRANGE', queue, 0, 0)[1]
     local lease, channel, epoch, its_request, label =
       string.match(call('HGET', state, 't' .. head) or '', '^1 0 (%d+) %d+ ([^| ]*)(%S+) (%S+) (.*)$')
     local lapses = channel and call('ZSCORE', waiters, channel .. epoch)
     local fence = clock[1] * 1000000 + clock[2]
-    if lapses and tonumber(lapses) > now and (free == 0 or (free > 0 and waiting == 1))
-      and fence > tonumber(was[1]) and tonumber(was[4]) >= tonumber(lapses) then
+    if lapses and excess >= 0 and lapses + 0 > now and (free == 0 or (free > 0 and waiting == 1))
+      and fence > (was[1] or 0) + 0 and was[4] + 0 >= lapses + 0 then
       local its_fence, since = format('%d', fence), format('%d', now)
       call('ZREM', queue, head)
       call('ZADD', holders, lapses, head)

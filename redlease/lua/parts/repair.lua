@@ -8,17 +8,14 @@
 -- A permit stays if its entry and its record are there. An entry without a record becomes \255?<ticket>, which keeps one unit until the
 -- lease would end. What stands for a limit of no units gets its record again, other limits without one are removed. If the queue is
 -- long or does not fit together, all places lapse, so that the clients queue again.
-if expires < 0 then return redis.error_reply(NEWER) end
-local stored, queue_length = call('HLEN', state), call('ZCARD', queue)
-local is_damaged = stored ~= fields + used - excess + queue_length + turns.count + turns.keys
+was.stored, was.waiting = call('HLEN', state), call('ZCARD', queue) -- no locals: each makes every call allocate more
+was.is_damaged = was.stored ~= was.count + used - excess + was.waiting + turns.count + turns.keys
   or (used > 0 and not was[2]) or was[18] == '0'
-is_due = is_due and stored > 0 and stored <= 200
-if is_due and not was[18] then
-  redis.pcall('HSET', state, 'v', format('%d', now)) -- it may fail for lack of memory: then the next call tries again
-elseif is_damaged or is_due then
+if was.is_damaged or (was.is_due and was.stored > 0 and was.stored <= 200) then
 (function() -- a function of its own, so that its locals enlarge no other call's stack
 local OF_KEYS, HEADS, REST = 4503599627370496, 2251799813685248, 4503599627370496 -- see queue.lua and turns.lua
 local CHUNK, LONG = 100, 1000
+local is_damaged = was.is_damaged
 local wanted, count, keys, numbers, moved -- the fields to be stored, and how many; keys by name and by number; entries to be renamed
 local found -- what the header must say
 
@@ -136,7 +133,7 @@ local function gather(with_waiters)
 end
 
 local tombstone = call('ZRANGE', waiters, 0, 0, 'WITHSCORES')[2]
-local fits = gather(queue_length <= LONG)
+local fits = gather(was.waiting <= LONG)
 if not fits then gather(false) end
 for name, key in pairs(keys) do
   local was_key = call('HGET', state, 'q' .. name)
@@ -152,11 +149,11 @@ for name, key in pairs(keys) do
   is_damaged = is_damaged or text ~= was_key
 end
 found.tombstone = math.max(tombstones, math.ceil(-(tombstone or 0)))
-if fits and not is_damaged and count + fields == stored and (was[3] or not was[4])
+if fits and not is_damaged and count + was.count == was.stored and (was[3] or not was[4])
   and found.fence == fence and found.excess == excess and found.sequence == sequence and found.tombstone == tombstones
   and found.tickets == turns.count and found.keys == turns.keys and found.limits == (turns.limits or 0)
   and found.number == (turns.numbers or 0) then
-  redis.pcall('HSET', state, 'v', format('%d', now))
+  redis.pcall('HSET', state, 'v', format('%d', now)) -- it may fail for lack of memory: then the next call checks again
   return
 end
 
@@ -196,7 +193,7 @@ end
 if #texts > 0 then call('HSET', state, unpack(texts)) end
 expire_all()
 turns.count, turns.keys, turns.raised = 0, 0, 0
-read(record_of) -- the header as it is now
-queue_length = call('ZCARD', queue)
+read(was.ticket)
+was.waiting = call('ZCARD', queue)
 end)()
 end

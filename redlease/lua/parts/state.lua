@@ -1,25 +1,22 @@
 -- state: reads and writes the header and the records. scripts.py puts it where operations say `--#include state`.
 
-local fence, sequence, capacity, declared, used, excess, record, record_of
+local fence, sequence, capacity, declared, used, excess, record
 local expires, tombstones, watched
 local turns = {count = 0, keys = 0, raised = 0, limit = 0} -- see turns.lua, which not all operations include
 local rate -- of grants, if there is one: interval and tat in us, and burst; see grants.lua
 local tell_first, replied_to -- see queue.lua; and the waiter to whom the reply tells what the message would
-local was, fields -- the header as it was read, and how many of its fields there are
-local is_due = false -- whether to check the resource as a whole, see repair.lua
-local NEWER = 'NEWERFORM a newer release has stored this resource in a form that this one does not know'
+local was -- the header as it was read, and what read and repair.lua note beside it
 local new_holder, new_waiter = false, false -- whether a key may have been created that has no expiry yet
 
 -- Reads the header and one ticket's record. It is the first access to state and holders: a key of a wrong type fails here.
 -- `check_ms`: how long the resource may go without a check as a whole.
 local function read(ticket, check_ms)
-  record_of = ticket
   was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g', 'b', 'r', 'l', 'o', 'y', 'h', 'v')
-  fields = was[9] and -1 or 0
+  was.ticket, was.count = ticket, was[9] and -1 or 0 -- how many fields the header has
   for i = 1, 18 do
-    if was[i] then fields = fields + 1 end
+    if was[i] then was.count = was.count + 1 end
   end
-  is_due = check_ms and (now >= (was[18] or 0) + check_ms or now < was[18] + 0) -- the clock may have been set back
+  was.is_due = check_ms and (now >= (was[18] or 0) + check_ms or now < was[18] + 0) -- the clock may have been set back
   fence, excess = was[1] and tonumber(was[1]) or 0, was[2] and tonumber(was[2]) or 0
   used = call('ZCARD', holders) + excess
   declared = was[4] and tonumber(was[4]) or 0
@@ -93,6 +90,7 @@ local function commit(deadline, idle)
   end
   if fence ~= (tonumber(was[1]) or 0) then set('f', format('%d', fence)) end
   if not was[2] or excess ~= tonumber(was[2]) then set('e', format('%d', excess)) end
+  if not was[18] then set('v', format('%d', now)) end
   if capacity ~= (tonumber(was[3]) or 0) then
     set('c', format('%d', capacity))
     if was[3] then note('resized', '', '0', capacity, 0, '') end

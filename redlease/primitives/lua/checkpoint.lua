@@ -14,7 +14,7 @@ local checkpoints = KEYS[5]
 
 --#include state
 read(ticket)
-if expires < 0 then return redis.error_reply(NEWER) end
+--#include form
 local _, held_fence = parse(record or '')
 local deadline = held_fence == its_fence and call('ZSCORE', holders, ticket)
 if not deadline or tonumber(deadline) <= now then return {tag, 0, 0} end

@@ -68,7 +68,7 @@ def opened(servers: Servers, engine: str) -> Iterator[FakeEngine | RealEngine]:
 def test_histories_in_which_something_is_lost(servers: Servers, engine: str, seed: int) -> None:
     """Whichever keys, fields and members are lost at whatever moment, a resource serves within its leases."""
     with opened(servers, engine) as running:
-        for number in range(8 if engine == "fakeredis" else 50):
+        for number in range(5 if engine == "fakeredis" else 50):
             play(running, seed, number)
 
 
