@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .guards.redis import Guard
     from .hold import Hold, HoldRequest
     from .limits import Duration, Rate
-    from .models import HistoryEntry, Limit, Permit, Position, Snapshot, Waiter
+    from .models import DamagedEntry, HistoryEntry, Limit, Permit, Position, Snapshot, Waiter
     from .options import Durability, OnLost
     from .primitives.all_of import AllRequest, Holds
     from .primitives.checkpoints import SequenceProgress
@@ -35,6 +35,7 @@ __version__ = "0.1.0"  # the build reads it for the wheel
 __all__ = [
     "AcquireTimeout",
     "AllRequest",
+    "DamagedEntry",
     "Durability",
     "Duration",
     "Guard",
@@ -73,6 +74,7 @@ __all__ = [
 # loaded, for example in the sandbox of a Temporal workflow; and who only names an error needs no dataclasses.
 _LATER = {
     "AllRequest": "primitives.all_of",
+    "DamagedEntry": "models",
     "Durability": "options",
     "Duration": "limits",
     "Guard": "guards.redis",

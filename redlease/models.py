@@ -109,6 +109,27 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class DamagedEntry:
+    r"""A holder, waiter or limit that cannot be read, since a part of the state was deleted or overwritten.
+
+    A damaged holder keeps at least one unit in use until its lease ends. `release` with its name as the ticket, and
+    `release_all`, remove holders and waiters; `unlimit`, `unpause` or a new limit remove a limit.
+
+    Attributes:
+        kind: What it is.
+        name: The ticket, or the name of the limit; bytes that are not UTF-8 stand as `\xff`: only `release_all`
+            removes such an entry.
+        reason: What is wrong with it, such as "its record is missing".
+        until_ms: When the lease or the limit ends; None for a waiter.
+    """
+
+    kind: Literal["holder", "waiter", "limit"]
+    name: str
+    reason: str
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A resource as it was at one moment.
 
@@ -125,6 +146,8 @@ class Snapshot:
             died are counted until the queue reaches them.
         limits: What `limit`, `pause` and `hold_back` have set. Those of single keys are listed with the holders: where
             more than `limit` hold, some may be missing.
+        damaged: Entries that cannot be read, and are in none of the other lists. Empty unless something else than
+            redlease has changed its keys, or the server has evicted one.
     """
 
     resource: str
@@ -137,6 +160,7 @@ class Snapshot:
     in_use: int = UNCOUNTED
     waiting: int = UNCOUNTED
     limits: tuple[Limit, ...] = ()
+    damaged: tuple[DamagedEntry, ...] = ()
 
     @property
     def allowed(self) -> int:

@@ -247,7 +247,7 @@ class Tickets:
     async def free(
         self,
         resource: Resource,
-        ticket: str,
+        ticket: str | bytes,
         fence: int | Literal[""],
         *,
         idle_ttl_ms: int,
@@ -259,7 +259,8 @@ class Tickets:
         `tombstone_ms`: how long late copies of its requests grant nothing; `notify`: notifies its client.
         """
         answer = await self._connection.call(
-            *(resource, scripts.RELEASE, ticket, "", fence, tombstone_ms, int(notify), idle_ttl_ms), ticket=ticket
+            *(resource, scripts.RELEASE, ticket, "", fence, tombstone_ms, int(notify), idle_ttl_ms),
+            ticket=ticket if isinstance(ticket, str) else ticket.decode(errors="backslashreplace"),
         )
         return Freed(*map(bool, answer.values))
 
@@ -297,13 +298,12 @@ class Tickets:
     async def names(self) -> AsyncGenerator[set[str], None]:
         """Yields the names of all resources that the masters know under the prefix, each once, in no order.
 
-        Found by SCAN, so that no command keeps a server busy; what comes or goes meanwhile may be missing. What one
-        SCAN finds comes together, and may be nothing.
+        Found by SCAN of any of their keys, those of one SCAN together. What comes or goes meanwhile may be missing.
         """
         seen: set[str] = set()  # SCAN may return a key twice, and so may two masters while a slot moves
         async with self.masters() as masters:
             for master in masters:
-                async for keys in master.scan(keys_pattern(self._prefix, "{*}:state")):
+                async for keys in master.scan(keys_pattern(self._prefix, Resource.GLOB)):
                     found = {name for key in keys if (name := Resource.named_by(self._prefix, key))} - seen
                     seen |= found
                     yield found
@@ -318,10 +318,14 @@ class Tickets:
         `declared`: the capacity to show of a resource that nobody has used yet; `counted`: how many waiters are checked
         to leave the dead ones out of the total, which decides what a long queue costs.
         """
+        return (await self.contents(resource, limit, declared, counted)).snapshot()
+
+    async def contents(self, resource: Resource, limit: int, declared: int = 0, counted: int = 0) -> Reading:
+        """What `inspect` reads, with the tickets of entries that cannot be read."""
         reading = Reading(resource.name, declared, limit, counted)
         while (args := reading.args) is not None:
             reading.add(await self._look(resource, scripts.INSPECT, args))
-        return reading.snapshot()
+        return reading
 
     async def _look(self, resource: Resource, script: Script, args: tuple[int | str | bytes, ...]) -> list[Any]:
         """Calls a script with a large reply; few of them are unanswered at a time."""

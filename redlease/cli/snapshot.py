@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from redlease import Limit, Snapshot
+from redlease import DamagedEntry, Limit, Snapshot
 from redlease.limits import CAPACITY_MAX
 from redlease.primitives.overview import is_known
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
@@ -45,6 +45,7 @@ def lines_of(snapshot: Snapshot, width: int | None) -> Iterator[Text]:
     """
     yield Text(_head(snapshot))
     yield from (Text(_limit(limit, snapshot), "yellow") for limit in snapshot.limits)
+    yield from (Text(_damage(entry, snapshot), "red") for entry in snapshot.damaged)
     rows = list(_rows(snapshot))
     if not rows:
         return
@@ -100,6 +101,12 @@ def _limit(limit: Limit, snapshot: Snapshot) -> str:
     why = f": {plain(limit.reason)}" if limit.reason else ""
     word = {"per_key": "limit", "hold_back": "held back"}.get(limit.kind, limit.kind)
     return f"  {word} by {plain(limit.owner)}, {ends}: {what}{why}"
+
+
+def _damage(entry: DamagedEntry, snapshot: Snapshot) -> str:
+    """Returns an entry that cannot be read as a line."""
+    ends = "" if entry.until_ms is None else f"; ends in {_seconds(entry.until_ms - snapshot.server_time_ms)}"
+    return f"  damaged {entry.kind} {plain(entry.name)}: {entry.reason}{ends}"
 
 
 def units(weight: int) -> str:

@@ -230,18 +230,20 @@ class ResourceControl:
         Raises:
             Unavailable: The server was not reached. Some permits may be released by then; the call may be repeated.
         """
-        freed = 0
+        freed, before = 0, None
         while True:
-            snapshot = await self.inspect()
-            waiters = snapshot.waiters if queue else ()
-            freed += await self._force_all([(waiter.ticket, "") for waiter in waiters])
-            if len(waiters) == snapshots.SNAPSHOT_LIMIT:
+            found = await self._tickets.contents(self._resource, snapshots.SNAPSHOT_LIMIT)
+            queued = found.queued if queue else []
+            if before == (before := (queued, found.held)):
+                return freed  # nothing removes these: they are none of redlease
+            freed += await self._force_all([(ticket, "") for ticket in queued])
+            if len(queued) == snapshots.SNAPSHOT_LIMIT:
                 continue  # there may be more waiters: a freed holder would grant one of them
-            freed += await self._force_all([(held.ticket, held.fence) for held in snapshot.holders])
-            if len(snapshot.holders) < snapshots.SNAPSHOT_LIMIT:
+            freed += await self._force_all(found.held)
+            if len(found.held) < snapshots.SNAPSHOT_LIMIT:
                 return freed
 
-    async def _force_all(self, permits: list[tuple[str, int | Literal[""]]]) -> int:
+    async def _force_all(self, permits: list[tuple[bytes, int | Literal[""]]]) -> int:
         """Releases them in batches: a server sets 16 kB aside for each message to the client whose call it runs."""
         freed = 0
         for first in range(0, len(permits), RELEASED_AT_ONCE):
@@ -249,7 +251,7 @@ class ResourceControl:
             freed += sum(await asyncio.gather(*(self._force_release(*permit) for permit in batch)))
         return freed
 
-    async def _force_release(self, ticket: str, fence: int | Literal[""]) -> bool:
+    async def _force_release(self, ticket: str | bytes, fence: int | Literal[""]) -> bool:
         terms = self._terms
         freed = await self._tickets.free(
             *(self._resource, ticket, fence), tombstone_ms=terms.lease_ms, notify=True, idle_ttl_ms=terms.idle_ttl_ms

@@ -55,7 +55,7 @@ class Summary:
 
 def is_known(snapshot: Snapshot) -> bool:
     """Returns True if the server has state of the resource; the snapshot was taken with `UNDECLARED`."""
-    seen = snapshot.fence or snapshot.holders or snapshot.waiters or snapshot.limits
+    seen = snapshot.fence or snapshot.holders or snapshot.waiters or snapshot.limits or snapshot.damaged
     return snapshot.capacity != UNDECLARED or bool(seen)
 
 
@@ -110,7 +110,7 @@ class Overview:
         for at in range(0, len(resources), BATCH):
             batch = resources[at : at + BATCH]
             for resource, totals in zip(batch, await self._tickets.totals(batch, LOOKED_AT), strict=True):
-                if isinstance(totals, RedleaseError) or totals.capacity or totals.fence:
+                if isinstance(totals, RedleaseError) or totals.is_known:
                     self._seen[resource.name] = clock.now_ms(), totals
                 else:  # its state has expired
                     self._known.pop(resource.name, None)

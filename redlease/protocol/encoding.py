@@ -52,6 +52,7 @@ class Resource:
     __slots__ = ("name", "packed_keys", "state_key")
 
     PARTS: ClassVar[tuple[bytes, ...]] = (b"state", b"holders", b"queue", b"waiters")
+    GLOB: ClassVar[str] = "{*}:[shq]*"  # of all but `waiters`, which alone neither holds nor queues anything
 
     def __init__(self, prefix: str, name: str) -> None:
         checked_text("resource name", name, NAME_BYTES_MAX)
@@ -68,14 +69,15 @@ class Resource:
         return [(base + part).decode() for part in self.PARTS]
 
     @classmethod
-    def named_by(cls, prefix: str, state_key: bytes) -> str | None:
-        """Returns the name of the resource with that state key; None if no resource has such a key."""
-        begin, end = f"{prefix}:{{".encode(), b"}:" + cls.PARTS[0]
-        if not (state_key.startswith(begin) and state_key.endswith(end)):
+    def named_by(cls, prefix: str, key: bytes) -> str | None:
+        """Returns the name of the resource with that key; None if no resource has such a key."""
+        base, tag, part = key.rpartition(b"}:")
+        begin = f"{prefix}:{{".encode()
+        if part not in cls.PARTS or not base.startswith(begin):
             return None
         try:
-            name = unescape(state_key[len(begin) : -len(end)].decode())
-            return name if cls(prefix, name).state_key == state_key else None
+            name = unescape(base[len(begin) :].decode())
+            return name if cls(prefix, name).state_key == base + tag + cls.PARTS[0] else None
         except ValueError:  # another program's key: empty, too long, or no UTF-8
             return None
 

@@ -80,6 +80,11 @@ class Totals(NamedTuple):
     history: int
     limit: int
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the server keeps anything of the resource, be it without its state."""
+        return any((self.capacity, self.fence, self.in_use, self.waiting))
+
 
 class Freed(NamedTuple):
     """Whether the ticket was held or queued until now, and whether the call stopped at its batch limit."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from redlease.models import Limit, LimitKind, Permit, Snapshot, Waiter
+from redlease.models import DamagedEntry, Limit, LimitKind, Permit, Snapshot, Waiter
 
 # The approximate limit of one reply. A server buffers 32 MB for a client that subscribes to channels and disconnects it
 # beyond that, which would also lose the renewals and messages of all other tasks.
@@ -24,11 +25,31 @@ LIMIT_WORDS: dict[LimitKind, str] = {
 }
 LIMITS = {word.encode(): kind for kind, word in LIMIT_WORDS.items()}
 FOR_GOOD_MS = 315_360_000_000  # how long a limit is kept that has no end of its own
+_RECORD = re.compile(r"(\d{1,20}) (\d{1,20}) (\d{1,20}) (\d{1,20}) \S+ \S+ (.*)", re.DOTALL | re.ASCII)
 LOSSES_MOST = 2  # lost connections after which a page is not requested again: its size may be the cause
 
 
+class Record(NamedTuple):
+    """What `state` keeps of a ticket or of a limit. `lease_ms`: of a limit, how many units it allows."""
+
+    weight: int
+    fence: int
+    lease_ms: int
+    since_ms: int
+    owner: str
+    metadata: dict[str, str]
+    key: str | None
+
+
+class Unreadable(ValueError):
+    """Raised for an entry that no script of redlease wrote; its text is the reason."""
+
+
 class Reading:
-    """A snapshot being read: the contents of the pages so far, and the arguments of the next call."""
+    """A snapshot being read: the contents of the pages so far, and the arguments of the next call.
+
+    What cannot be read is an entry too: where a part of the state was deleted or overwritten, the rest is shown.
+    """
 
     def __init__(self, resource: str, declared: int, limit: int, counted: int = CHECKED_MOST) -> None:
         self._resource = resource
@@ -37,9 +58,9 @@ class Reading:
         self._counted = counted
         self._after: list[bytes] | None = [b"", b"", b""]
         self._head: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
-        self._holders: dict[str, Permit] = {}
-        self._limits: dict[tuple[LimitKind, str | None], Limit] = {}
-        self._waiters: dict[str, Waiter] = {}
+        self._holders: dict[bytes, Permit | DamagedEntry] = {}
+        self._limits: dict[bytes, Limit | DamagedEntry] = {}
+        self._waiters: dict[bytes, Waiter | DamagedEntry] = {}
 
     @property
     def args(self) -> tuple[int | bytes, ...] | None:
@@ -53,60 +74,117 @@ class Reading:
         """Adds a reply of inspect, without its tag. A later page replaces what an earlier one said of a ticket."""
         now, fence, capacity, in_use, waiting, held, queued, after, limits = reply
         self._head = now, fence, capacity, in_use, waiting
-        self._limits |= {(limit.kind, limit.key): limit for limit in (*_read_limits(limits), *_read_limits(held))}
-        self._holders |= {permit.ticket: permit for permit in _read_holders(self._resource, capacity, held)}
-        self._waiters |= {waiter.ticket: waiter for waiter in _read_waiters(queued)}
+        for name, deadline, text in _triples([*limits, *held]):
+            if not name.startswith(MARK):
+                self._holders[name] = _holder(self._resource, capacity, name, deadline, text)
+            elif _kind_of(name):
+                self._limits[name] = _limit(name, deadline, text)
+        for name, text in zip(queued[::2], queued[1::2], strict=True):
+            self._waiters[name] = _waiter(name, text)
         self._after = after or None
 
     def snapshot(self) -> Snapshot:
         """Returns the snapshot. A resource without state on the server gets the declared capacity."""
         now, fence, capacity, in_use, waiting = self._head
-        holders = tuple(sorted(self._holders.values(), key=lambda permit: permit.fence))
-        waiters = tuple(waiter for waiter in self._waiters.values() if waiter.ticket not in self._holders)
-        limits = tuple(self._limits.values())
+        entries = (*self._holders.values(), *self._limits.values(), *self._waiting.values())
         return Snapshot(
-            self._resource, capacity or self._declared, holders, waiters, fence, now, in_use, waiting, limits
+            self._resource,
+            capacity or self._declared,
+            tuple(sorted((each for each in entries if isinstance(each, Permit)), key=lambda permit: permit.fence)),
+            tuple(each for each in entries if isinstance(each, Waiter)),
+            *(fence, now, in_use, waiting),
+            tuple(each for each in entries if isinstance(each, Limit)),
+            tuple(each for each in entries if isinstance(each, DamagedEntry)),
         )
 
+    @property
+    def held(self) -> list[tuple[bytes, int | Literal[""]]]:
+        """The holders that were read: ticket and fence, "" if the fence is unknown."""
+        return [(name, each.fence if isinstance(each, Permit) else "") for name, each in self._holders.items()]
 
-def read_record(text: bytes) -> tuple[list[str], str, dict[str, str], str]:
-    """Parses a record into its first six fields, the owner, the metadata, and the key, empty if there is none."""
-    *fields, written = text.decode().split(" ", 6)
-    owner, metadata, *key = json.loads(written)
-    return fields, owner, metadata, key[0] if key else ""
+    @property
+    def queued(self) -> list[bytes]:
+        """The tickets of the waiters that were read."""
+        return list(self._waiting)
 
-
-def _read_holders(resource: str, capacity: int, held: list[Any]) -> Iterator[Permit]:
-    for ticket, deadline, text in zip(held[::3], held[1::3], held[2::3], strict=True):
-        if ticket.startswith(MARK):
-            continue
-        (weight, fence, lease, since, _, _), owner, metadata, key = read_record(text)
-        yield Permit(
-            *(resource, ticket.decode(), int(fence), int(weight), capacity, int(lease), int(since)),
-            *(deadline, owner, metadata, key or None),
-        )
-
-
-def _read_waiters(queued: list[Any]) -> Iterator[Waiter]:
-    for ticket, text in zip(queued[::2], queued[1::2], strict=True):
-        (weight, _, _, since, _, _), owner, metadata, key = read_record(text)
-        yield Waiter(ticket.decode(), int(weight), owner, metadata, int(since), key or None)
+    @property
+    def _waiting(self) -> dict[bytes, Waiter | DamagedEntry]:
+        return {name: waiter for name, waiter in self._waiters.items() if name not in self._holders}
 
 
 def allowed(limits: list[Any]) -> int | None:
     """Returns how many units the limits of a resource, as inspect tells them, allow to be held; None without limits."""
-    found = [limit.units for limit in _read_limits(limits) if limit.kind != "per_key"]
-    return min(found, default=None)
+    found = [_limit(*each) for each in _triples(limits)]
+    return min([each.units for each in found if isinstance(each, Limit) and each.kind != "per_key"], default=None)
 
 
-def _read_limits(held: list[Any]) -> Iterator[Limit]:
-    for name, deadline, text in zip(held[::3], held[1::3], held[2::3], strict=True):
-        kind, _, key = name.removeprefix(MARK).partition(b" ")
-        if not name.startswith(MARK) or kind not in LIMITS:
-            continue
-        (_, _, units, since, _, _), owner, metadata, _ = read_record(text)
-        until_ms = None if deadline - int(since) >= FOR_GOOD_MS else deadline
-        yield Limit(
-            *(LIMITS[kind], int(units), key.decode() or None, int(since), until_ms),
-            *(owner, metadata.get("reason", "")),
-        )
+def _triples(entries: list[Any]) -> Iterator[tuple[bytes, int, bytes]]:
+    return zip(entries[::3], entries[1::3], entries[2::3], strict=True)
+
+
+def _holder(resource: str, capacity: int, name: bytes, deadline_ms: int, text: bytes) -> Permit | DamagedEntry:
+    try:
+        ticket, record = _decoded(name), read_record(text)
+    except Unreadable as error:
+        return DamagedEntry("holder", _shown(name), str(error), deadline_ms)
+    weight, fence, lease_ms, since_ms, owner, metadata, key = record
+    return Permit(resource, ticket, fence, weight, capacity, lease_ms, since_ms, deadline_ms, owner, metadata, key)
+
+
+def _waiter(name: bytes, text: bytes) -> Waiter | DamagedEntry:
+    try:
+        ticket, record = _decoded(name), read_record(text)
+    except Unreadable as error:
+        return DamagedEntry("waiter", _shown(name), str(error))
+    return Waiter(ticket, record.weight, record.owner, record.metadata, record.since_ms, record.key)
+
+
+def _limit(name: bytes, deadline_ms: int, text: bytes) -> Limit | DamagedEntry:
+    _, _, key = name.partition(b" ")
+    try:
+        its_key, record = _decoded(key), read_record(text)
+    except Unreadable as error:
+        return DamagedEntry("limit", _shown(name.removeprefix(MARK)), str(error), deadline_ms)
+    until_ms = None if deadline_ms - record.since_ms >= FOR_GOOD_MS else deadline_ms
+    units, reason = record.lease_ms, record.metadata.get("reason", "")
+    return Limit(LIMITS[_kind_of(name)], units, its_key or None, record.since_ms, until_ms, record.owner, reason)
+
+
+def _kind_of(name: bytes) -> bytes:
+    """Returns the word of a limit; empty if the name stands for something else, such as a lock delay."""
+    kind = name.removeprefix(MARK).partition(b" ")[0]
+    return kind if kind in LIMITS else b""
+
+
+def _decoded(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise Unreadable("its name is not UTF-8") from None
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
+
+
+def read_record(text: bytes) -> Record:
+    """Parses a record; raises `Unreadable` if no script wrote it."""
+    if not text:
+        raise Unreadable("its record is missing")
+    try:
+        found = _RECORD.fullmatch(text.decode())
+        label: Any = json.loads(found[5]) if found else None
+    except (RecursionError, ValueError):
+        found, label = None, []
+    if found is None or not _is_label(label):
+        raise Unreadable("its record is unreadable")
+    owner, metadata, *key = label
+    return Record(int(found[1]), int(found[2]), int(found[3]), int(found[4]), owner, metadata, key[0] if key else None)
+
+
+def _is_label(label: Any) -> bool:
+    """Returns whether it is owner, metadata and maybe a key, as `arguments.label` writes them."""
+    match label:
+        case [str(), dict(metadata)] | [str(), dict(metadata), str()]:
+            return all(isinstance(value, str) for value in metadata.values())
+    return False

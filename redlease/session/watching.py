@@ -47,4 +47,5 @@ async def snapshots_of(
 def _shape(snapshot: Snapshot) -> tuple[object, ...]:
     """Returns what counts as a change; renewals do not."""
     holders = tuple((permit.ticket, permit.fence) for permit in snapshot.holders)
-    return snapshot.capacity, snapshot.fence, holders, tuple(waiter.ticket for waiter in snapshot.waiters)
+    damaged = tuple((entry.kind, entry.name) for entry in snapshot.damaged)
+    return snapshot.capacity, snapshot.fence, holders, tuple(waiter.ticket for waiter in snapshot.waiters), damaged

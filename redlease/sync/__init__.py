@@ -8,6 +8,7 @@ What is `async with`, `async for` and `await` there is `with`, `for` and a plain
 
 from redlease import (
     AcquireTimeout,
+    DamagedEntry,
     Durability,
     Duration,
     HistoryEntry,
@@ -42,6 +43,7 @@ from .sequence import SequenceRun
 __all__ = [
     "AcquireTimeout",
     "AllRequest",
+    "DamagedEntry",
     "Durability",
     "Duration",
     "Guard",

@@ -57,7 +57,7 @@ ADAPTER_LAYERS = (
 FUNCTION_LINES_MAX = 50
 FILE_LINES_MAX = 450
 FILES_MAX = 14
-TYPESCRIPT_LINES_MAX = 800
+TYPESCRIPT_LINES_MAX = 820
 ALIASES = (redlease.Duration, redlease.OnLost)
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -256,7 +256,7 @@ def test_folders_and_files_can_be_seen_whole(path: Path) -> None:
 
 
 def test_the_typescript_client_stays_small() -> None:
-    """It has no more than 800 lines, without comments, blank lines and the copies of the scripts."""
+    """It has no more than 820 lines, without comments, blank lines and the copies of the scripts."""
     folder = TESTS.parent / "adapters" / "typescript" / "src"
     sources = [path for path in folder.glob("*.ts") if path.name != "lua.ts"]
     without_comments = [re.sub(r"/\*\*.*?\*/", "", path.read_text(), flags=re.DOTALL) for path in sources]

@@ -13,6 +13,7 @@ import redis.asyncio
 
 from redlease import Redlease, clock
 from redlease.primitives.overview import Overview
+from redlease.protocol.encoding import Resource
 from redlease.web import gatherer as gathering
 from redlease.web.gatherer import Gatherer, Viewer
 
@@ -21,7 +22,7 @@ from helpers import eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from conftest import OwnServer
+    from conftest import OwnServer, Servers
 
 
 def read(events: list[bytes]) -> dict[str, Any]:
@@ -221,3 +222,20 @@ async def test_streams_end_when_the_view_ends(client: Redlease, gatherer: Gather
         gatherer.close()
         assert gatherer.is_closed
         assert viewer.changed.is_set()
+
+
+async def test_damage_is_sent_and_other_resources_too(
+    client: Redlease, gatherer: Gatherer, servers: Servers, prefix: str
+) -> None:
+    """A holder without a record is named with the reason; what another browser shows goes on."""
+    await client.lock("damaged").acquire(ticket="lost")
+    await client.lock("sound").acquire(ticket="held")
+    servers["valkey9"].cli("HDEL", Resource(prefix, "damaged").keys[0], "tlost")
+    with gatherer.viewer("damaged") as first, gatherer.viewer("sound") as second:
+        detail = (await sent(first, lambda newest: "detail" in newest))["detail"]
+        assert [(each["name"], each["reason"]) for each in detail["snapshot"]["damaged"]] == [
+            ("lost", "its record is missing")
+        ]
+        assert (detail["known"], detail["why"], detail["snapshot"]["in_use"]) == (True, "", 1)
+        detail = (await sent(second, lambda newest: "detail" in newest))["detail"]
+        assert [each["ticket"] for each in detail["snapshot"]["holders"]] == ["held"]

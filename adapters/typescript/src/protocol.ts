@@ -22,9 +22,12 @@ export interface Permit extends Asked {
 
 export interface Waiter extends Asked {queued_at_ms: number}
 
+/** A holder or waiter that cannot be read, since a part of the state was deleted or overwritten; `name` is its ticket. */
+export interface DamagedEntry {kind: "holder" | "waiter"; name: string; reason: string; until_ms: number | null}
+
 /** Who holds a resource and who waits for it; `fence` is the last one granted, `in_use` and `waiting` are totals. */
 export interface Snapshot extends Pick<Permit, "resource" | "capacity" | "fence"> {
-  holders: Permit[]; waiters: Waiter[]; server_time_ms: number; in_use: number; waiting: number;
+  holders: Permit[]; waiters: Waiter[]; damaged: DamagedEntry[]; server_time_ms: number; in_use: number; waiting: number;
 }
 
 /** Checks a whole number; a `RangeError` says what is wrong with it. */
@@ -116,11 +119,12 @@ export const readAcquired = (reply: Raw[]) => named(STATUSES[Number(reply[0]) - 
 /** Reads a reply of `beat`, without its tag. */
 export const readBeaten = (reply: Raw[]) => named(reply[0] === 2 ? BEAT : STATUSES[Number(reply[0]) - 1], reply);
 
-/** Reads a record: weight, fence, lease, since, place, request, owner, metadata. */
+/** Reads a record: weight, fence, lease, since, owner, metadata; throws an error if no script wrote it. */
 export function readRecord(record: Buffer) {
-  const [, weight, fence, lease, since, place, request, label] = /^(\d+) (\d+) (\d+) (\d+) (\S+) (\S+) (.*)$/s.exec(record.toString())!;
+  const [, weight, fence, lease, since, label] = /^(\d+) (\d+) (\d+) (\d+) \S+ \S+ (.*)$/s.exec(record.toString())!;
   const [owner, metadata] = JSON.parse(label!) as [string, Record<string, string>];
-  return {weight: +weight!, fence: +fence!, leaseMs: +lease!, sinceMs: +since!, place: place!, request: request!, owner, metadata};
+  if ([owner, ...Object.values(metadata)].some((word) => typeof word !== "string")) throw new TypeError("these are no words");
+  return {weight: +weight!, fence: +fence!, leaseMs: +lease!, sinceMs: +since!, owner, metadata};
 }
 
 /** A snapshot being read: the arguments of the next call, and what the pages so far contain. */
@@ -129,6 +133,7 @@ export class Reading {
   #head = [0, 0, 0, 0, 0];
   readonly #holders = new Map<string, Permit>();
   readonly #waiters = new Map<string, Waiter>();
+  readonly #damaged = new Map<string, DamagedEntry>();
 
   constructor(readonly resource: string, readonly declared: number, readonly limit: number) {}
 
@@ -146,23 +151,34 @@ export class Reading {
     for (let i = 0; i < held.length; i += 3) {
       const [ticket, deadline, record] = held.slice(i, i + 3) as [Buffer, number, Buffer];
       if (ticket[0] === 0xff) continue; // it stands for a lock delay
-      const {weight, fence, leaseMs, sinceMs, owner, metadata} = readRecord(record);
-      const [resource, capacity, times] = [this.resource, this.#head[2]!, {granted_at_ms: sinceMs, expires_at_ms: deadline}];
-      const permit = {resource, ticket: `${ticket}`, fence, weight, capacity, lease_ms: leaseMs, ...times, owner, metadata};
-      this.#holders.set(permit.ticket, permit);
+      this.#add("holder", this.#holders, ticket, record, deadline, ({weight, fence, leaseMs, sinceMs, owner, metadata}) => {
+        const [resource, capacity, times] = [this.resource, this.#head[2]!, {granted_at_ms: sinceMs, expires_at_ms: deadline}];
+        return {resource, ticket: `${ticket}`, fence, weight, capacity, lease_ms: leaseMs, ...times, owner, metadata};
+      });
     }
     for (let i = 0; i < queued.length; i += 2) {
-      const {weight, sinceMs, owner, metadata} = readRecord(queued[i + 1] as Buffer);
-      this.#waiters.set(`${queued[i]}`, {ticket: `${queued[i]}`, weight, owner, metadata, queued_at_ms: sinceMs});
+      const [ticket, record] = queued.slice(i, i + 2) as [Buffer, Buffer];
+      this.#add("waiter", this.#waiters, ticket, record, null, ({weight, sinceMs, owner, metadata}) =>
+        ({ticket: `${ticket}`, weight, owner, metadata, queued_at_ms: sinceMs}));
     }
     this.#after = after.length ? after : undefined;
+  }
+
+  #add<T>(kind: "holder" | "waiter", to: Map<string, T>, ticket: Buffer, record: Buffer, until_ms: number | null, entry: (read: ReturnType<typeof readRecord>) => T) {
+    const [name, reason] = [`${ticket}`, record.length ? "its record is unreadable" : "its record is missing"];
+    try {
+      to.set(name, entry(readRecord(record)));
+    } catch {
+      this.#damaged.set(`${kind} ${name}`, {kind, name, reason, until_ms});
+    }
   }
 
   get snapshot(): Snapshot {
     const [server_time_ms, fence, capacity, in_use, waiting] = this.#head as [number, number, number, number, number];
     const holders = [...this.#holders.values()].sort((one, other) => one.fence - other.fence);
     const waiters = [...this.#waiters.values()].filter((waiter) => !this.#holders.has(waiter.ticket));
-    return {resource: this.resource, capacity: capacity || this.declared, holders, waiters, fence, server_time_ms, in_use, waiting};
+    const damaged = [...this.#damaged.values()];
+    return {resource: this.resource, capacity: capacity || this.declared, holders, waiters, damaged, fence, server_time_ms, in_use, waiting};
   }
 }
 

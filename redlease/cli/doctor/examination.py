@@ -9,7 +9,7 @@ from redlease.transport.masters import Refused
 
 from .facts import read_facts
 from .findings import Finding, Level
-from .key_checks import check_keys, check_leases
+from .key_checks import check_keys, check_resources
 from .server_checks import check_server
 
 
@@ -31,7 +31,7 @@ async def examine(url: str, prefix: str) -> list[Finding]:
                     check = "rights" if isinstance(error, Refused) else "connection"
                     findings.append(Finding(check, Level.ERROR, str(error), server=master.name))
             try:
-                findings += [await check_keys(masters, prefix), await check_leases(client)]
+                findings += [await check_keys(masters, prefix), *await check_resources(client)]
             except (Refused, Unavailable) as error:
                 findings.append(Finding("keys", Level.WARNING, f"not all looked at: {error}"))
     except RedleaseError as error:

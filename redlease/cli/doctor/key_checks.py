@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from redlease import Permit, Redlease
+from redlease import Permit, Redlease, RedleaseError, Snapshot, Unavailable
 from redlease.cli.plain import span
 from redlease.primitives.overview import UNDECLARED
 from redlease.protocol.encoding import keys_pattern
+from redlease.tickets import Tickets
 from redlease.transport.masters import Master
 
 from .findings import Finding, Level
@@ -45,8 +46,8 @@ async def check_keys(masters: list[Master], prefix: str) -> Finding:
     )
 
 
-async def check_leases(client: Redlease) -> Finding:
-    """Looks for permits that have missed two renewals: a hold renews three times in a lease."""
+async def check_resources(client: Redlease) -> list[Finding]:
+    """Looks at each resource: for entries that cannot be read, and for permits that nobody renews."""
     names: list[str] = []
     async with aclosing(client.tickets.names()) as found:
         async for some in found:
@@ -54,13 +55,41 @@ async def check_leases(client: Redlease) -> Finding:
             if len(names) >= RESOURCES_MOST:
                 break
     del names[RESOURCES_MOST:]
-    tickets = client.tickets
-    looks = (
-        tickets.inspect(tickets.resource(name), declared=UNDECLARED, limit=HOLDERS_MOST, counted=0) for name in names
+    looks = await asyncio.gather(*(_look_at(client.tickets, name) for name in names))
+    return [_judge_leases([look for look in looks if isinstance(look, Snapshot)]), _judge_damage(looks)]
+
+
+async def _look_at(tickets: Tickets, name: str) -> Snapshot | str:
+    """Returns a snapshot, or why there is none: one resource does not end the examination of the others."""
+    try:
+        return await tickets.inspect(tickets.resource(name), declared=UNDECLARED, limit=HOLDERS_MOST, counted=0)
+    except Unavailable:
+        raise
+    except RedleaseError as error:
+        return str(error)
+
+
+def _judge_damage(looks: list[Snapshot | str]) -> Finding:
+    damaged = [look for look in looks if isinstance(look, str)]
+    for look in looks:
+        if isinstance(look, Snapshot):
+            damaged += [f"{each.kind} {each.name} of {look.resource} ({each.reason})" for each in look.damaged]
+    if not damaged:
+        return Finding("damage", Level.OK, f"{_count(len(looks), 'resource')}, of which all entries can be read")
+    return Finding(
+        "damage",
+        Level.ERROR,
+        f"{len(damaged)} cannot be read: {_named(damaged)}",
+        "Eviction or another program has deleted or overwritten a part of their state: see what did. "
+        "`redlease release NAME --all --queue` removes damaged holders and waiters, `redlease unlimit NAME` a limit; "
+        "a key of a wrong type has to be deleted",
     )
-    snapshots = await asyncio.gather(*looks)
+
+
+def _judge_leases(snapshots: list[Snapshot]) -> Finding:
+    """Looks for permits that have missed two renewals: a hold renews three times in a lease."""
     holders = sum(len(snapshot.holders) for snapshot in snapshots)
-    said = f"{_count(holders, 'permit')} on {_count(len(names), 'resource')}"
+    said = f"{_count(holders, 'permit')} on {_count(len(snapshots), 'resource')}"
     overdue = [
         _overdue(permit, permit.expires_at_ms - snapshot.server_time_ms)
         for snapshot in snapshots

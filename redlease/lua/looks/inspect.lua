@@ -73,10 +73,11 @@ for i = 1, #live, 2 do
 end
 local more = permits < most_holders and first + listed < call('ZCARD', holders)
 
+-- Returns the record of a waiter unless it is dead, and whether it can be read: what is damaged is listed, and does not count.
 local function waiter(ticket)
   local text = call('HGET', state, 't' .. ticket) or ''
   local _, _, _, _, place, request = parse(text)
-  return place and lasts(place, request) and text
+  return (not place or lasts(place, request)) and text, place
 end
 
 local queued, seen = {}, 0
@@ -109,7 +110,8 @@ for i, entry in ipairs(checked) do
     waiting = waiting + #checked - i + 1
     break
   end
-  if waiter(ticket_of(entry)) then waiting = waiting + 1 end
+  local text, place = waiter(ticket_of(entry))
+  if text and place then waiting = waiting + 1 end
 end
 waiting = waiting + queue_length - #checked
 local after = {}

@@ -61,7 +61,8 @@ function factsOf(snapshot) {
   const of = isLimited(snapshot) ? ` of ${units(snapshot.capacity)}` : "";
   const fence = snapshot.fence || "unknown";
   const facts = `${units(snapshot.in_use)}${of} held · ${snapshot.waiting.toLocaleString("en")} waiting · last fence ${fence}`;
-  return [facts, ...snapshot.limits.map(limitOf)].join(" · ");
+  const damaged = snapshot.damaged.map(({ kind, name, reason }) => `damaged ${kind} ${plain(name)}: ${reason}`);
+  return [facts, ...snapshot.limits.map(limitOf), ...damaged].join(" · ");
 }
 
 function limitOf({ kind, units: most, key, owner, reason }) {
@@ -115,19 +116,25 @@ function drawQueue(snapshot) {
 
 // The tables
 
+// Holders of which only the ticket can be read: their rows say why, and offer to release them.
+const damagedHolders = (snapshot) =>
+  snapshot.damaged.filter(({ kind }) => kind === "holder").map(({ name, reason, until_ms }) =>
+    ({ ticket: name, owner: reason, metadata: {}, weight: null, fence: null, expires_at_ms: until_ms }));
+
 function drawHolders(snapshot, now) {
-  keyed(byId("holders"), snapshot.holders, ticketKey, () => createRow(4), (row, permit) => {
+  const holders = [...snapshot.holders, ...damagedHolders(snapshot)];
+  keyed(byId("holders"), holders, ticketKey, () => createRow(4), (row, permit) => {
     const left = permit.expires_at_ms - now;
     const cells = [
-      ["fence", String(permit.fence)],
-      ["held for", span(now - permit.granted_at_ms)],
+      ["fence", String(permit.fence ?? "?")],
+      ["held for", permit.fence === null ? "?" : span(now - permit.granted_at_ms)],
       ["lease left", left > 0 ? span(left) : "ended"],
     ];
-    updateRow(row, permit, [["units", units(permit.weight)], ...cells]);
+    updateRow(row, permit, [["units", permit.weight === null ? "?" : units(permit.weight)], ...cells]);
     offerRelease(row, "Release", snapshot.resource, permit.ticket, "Its process loses the permit at once. It may still be writing.");
   });
   const more = snapshot.holders.length === 100 ? "The first 100 are listed." : "";
-  setText(byId("holders-note"), snapshot.holders.length ? more : "Nobody holds it.");
+  setText(byId("holders-note"), holders.length ? more : "Nobody holds it.");
 }
 
 function drawWaiters(snapshot, now) {

@@ -80,9 +80,7 @@ def test_a_record_is_read_as_it_was_written(
 ) -> None:
     """Owner, metadata and key come out of a record as they went in, spaces and all."""
     text = f"{weight} {fence} 30000 1700000000000 c|1 r-1 {arguments.label(owner, said, key)}"
-    fields, *rest = read_record(text.encode())
-    assert fields == [str(weight), str(fence), "30000", "1700000000000", "c|1", "r-1"]
-    assert rest == [owner, said, key]
+    assert read_record(text.encode()) == (weight, fence, 30_000, 1_700_000_000_000, owner, said, key or None)
     assert "\n" not in arguments.label(owner, said)
 
 
