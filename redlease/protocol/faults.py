@@ -9,27 +9,40 @@ from redlease.errors import NotReplicated, RedleaseError
 RETRY_MS = 100.0  # the pause after an error reply
 RELOAD_MS = 5.0  # the pause after NOSCRIPT: the scripts are being loaded
 
-_CODES = re.compile(
-    r"\b(OOM|WRONGTYPE|READONLY|NOPERM|NOREPLICAS|MISCONF|LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOSCRIPT|NOAUTH"
-    r"|WRONGPASS|MOVED|ASK|CROSSSLOT|ACL failure|can't run this command|can't access at least one of the)\b"
+# Redis 6.2 wraps what a script raised, and has the code of a failed command behind a dash; so has what `pcall` returns.
+# Later servers begin with the code, and name the script at the end. The rest of a text may be anybody's words: of an
+# unknown command the server repeats the arguments, such as names or the text of a script.
+_WRAPPING = re.compile(
+    r"\A(?:(?:ERR )?Error running script \(call to \w+\): @user_script:\d+: )?(?:@user_script: \d+: )?-?"
 )
+_CODE = re.compile(r"[A-Z]+(?= |$)")
+_FORBIDDEN = re.compile(r"(?:ERR )?(?:ACL failure in script: |The user executing the script can't )")
+_NON_LOCAL = re.compile(r"(?:ERR )?(?:lua script |script )?attempted to access a non local key ", re.IGNORECASE)
+_UNKNOWN = re.compile(r"(?:ERR )?unknown (?:redis )?command ", re.IGNORECASE)
+_SCRIPT_FAILED = re.compile(r"(?:ERR )?user_script:\d+: ")
+
 _AGAIN = frozenset({"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOSCRIPT"})
 _ELSEWHERE = frozenset({"READONLY", "NOAUTH"})
-_NOT_ALLOWED = frozenset({"NOPERM", "ACL failure", "can't run this command", "can't access at least one of the"})
 
 
 class ErrorReply:
-    """An error reply: its code, and how the client handles it."""
+    """An error reply: its code, and how the client handles it.
+
+    Attributes:
+        text: As the server sent it.
+        code: The word in capitals that it begins with; "ERR" if there is none.
+    """
 
     def __init__(self, text: str) -> None:
-        found = _CODES.search(text)
+        self._words = _WRAPPING.sub("", text, count=1)
+        found = _CODE.match(self._words)
         self.text = text
-        self.code = found[1] if found else text.split(" ", 1)[0]
+        self.code = found[0] if found else "ERR"
 
     @property
     def is_transient(self) -> bool:
-        """Whether the call was not executed and may succeed if it is repeated on the same connection."""
-        return self.code in _AGAIN
+        """Whether the call may succeed if it is repeated on the same connection; most such calls were not executed."""
+        return self.code in _AGAIN or self.partially_executed
 
     @property
     def forgot_scripts(self) -> bool:
@@ -39,7 +52,7 @@ class ErrorReply:
     @property
     def partially_executed(self) -> bool:
         """Whether the script stopped half-way: it tried to create a key whose slot is moving to another node."""
-        return "non local key" in self.text
+        return _NON_LOCAL.match(self._words) is not None
 
     @property
     def is_handled(self) -> bool:
@@ -59,7 +72,12 @@ class ErrorReply:
     @property
     def not_allowed(self) -> bool:
         """Whether the Redis user lacks a permission."""
-        return self.code in _NOT_ALLOWED
+        return self.code == "NOPERM" or _FORBIDDEN.match(self._words) is not None
+
+    @property
+    def lacks_command(self) -> bool:
+        """Whether the server does not have a command, such as one that was renamed."""
+        return _UNKNOWN.match(self._words) is not None
 
     def error(self, resource: str | None = None, ticket: str | None = None) -> RedleaseError:
         """Returns the error to raise, which says what to do next."""
@@ -70,6 +88,10 @@ class ErrorReply:
     def _advice(self) -> str:
         if self.not_allowed:
             return "the Redis user lacks a right; nothing was changed. Grant it redlease's commands, keys and channels"
+        if self.lacks_command:
+            return "the server has disabled or renamed a command that redlease needs; nothing was changed. Enable it"
+        if _SCRIPT_FAILED.match(self._words):
+            return "a script failed, since a part of the state was deleted or overwritten. `redlease doctor` says more"
         return _ADVICE.get(self.code, "the server refused the call; nothing was changed")
 
 

@@ -238,7 +238,7 @@ class Cluster(Transport):
             address = self._servers.reached(announced)
             self._asked[tag] = self._nodes.get(address) or self._connect(address)
         elif fault.partially_executed:
-            return ErrorReply(f"TRYAGAIN {fault.text}")
+            return fault
         else:
             if fault.is_transient:
                 self._asked.pop(tag, None)

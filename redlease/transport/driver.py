@@ -156,6 +156,12 @@ _CODES: dict[type[Exception], str] = {
     exceptions.NoPermissionError: "NOPERM",
     exceptions.OutOfMemoryError: "OOM",
     exceptions.BusyLoadingError: "LOADING",
+    exceptions.MovedError: "MOVED",  # a subclass of the next one
+    exceptions.AskError: "ASK",
+    exceptions.TryAgainError: "TRYAGAIN",
+    exceptions.MasterDownError: "MASTERDOWN",  # a subclass of the next one
+    exceptions.ClusterDownError: "CLUSTERDOWN",
+    exceptions.ClusterCrossSlotError: "CROSSSLOT",
 }
 
 

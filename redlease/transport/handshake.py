@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -25,6 +26,10 @@ logger = logging.getLogger("redlease")
 
 Exchange = Callable[[bytes], Awaitable[Any]]  # sends a command, and returns its reply
 
+_CLOSED = re.compile(r"Connection closed by server|the server closed it|\[Errno \d+\] Connection reset by peer")
+_NO_LOGIN = re.compile(r"Authentication required|HELLO must be called with the client already authenticated")
+_UNKNOWN_HELLO = re.compile(r"(?:ERR )?unknown command [`']HELLO[`']", re.IGNORECASE)
+_NO_DATABASE = re.compile(r"(?:ERR )?(?:invalid )?DB index")
 OTHER_NAME = {62, 63, 64}  # OpenSSL's codes for a host name, e-mail or address that does not match the certificate
 
 
@@ -38,7 +43,7 @@ def explain(error: Exception, pool: ConnectionPool | None = None) -> str:
     if isinstance(kind, type) and issubclass(kind, SSLConnection):
         hint = "; should the server have no TLS on this port, the URL begins with `redis://`" if broken_off else ""
     else:
-        closed = "closed" in text or "reset by peer" in text
+        closed = isinstance(caused_by, ConnectionResetError) or _CLOSED.match(text)
         hint = "; should the server have TLS on this port, the URL begins with `rediss://`" if closed else ""
     return text + hint
 
@@ -49,7 +54,7 @@ def refusal_of(error: Exception, prefix: str, *, cluster: bool = False) -> Redle
         return error
     said = explain(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
-        none_given = "already authenticated" in said or "Authentication required" in said
+        none_given = _NO_LOGIN.match(said)
         what = "wants a user name and password" if none_given else "refused the user name or password"
         return RedleaseError(
             f"the server {what}: {said}. Put {'them' if none_given else 'the right ones'} into the URL"
@@ -57,7 +62,7 @@ def refusal_of(error: Exception, prefix: str, *, cluster: bool = False) -> Redle
     wrong = error.__cause__ or error.__context__
     if isinstance(wrong, ssl.SSLCertVerificationError):
         return RedleaseError(_untrusted(wrong, said))
-    if isinstance(error, exceptions.ResponseError) or "unknown command" in said:
+    if isinstance(error, exceptions.ResponseError):
         return _refused_reply(ErrorReply(error_text(error)), prefix, cluster)
     if isinstance(error, exceptions.RedisError | OSError | TimeoutError):
         return None
@@ -130,10 +135,16 @@ async def probe(exchange: Exchange, resource: Resource, channel: str, prefix: st
     """
     await exchange(encoding.plain("SCRIPT", "LOAD", PROBE.text))
     reply = await exchange(encoding.plain("EVALSHA", PROBE.sha, "4", *resource.keys, "probe", channel))
-    errors = [reply.text] if isinstance(reply, ErrorReply) else [error.decode() for error in reply[1:]]
-    missing = [error for error in errors if ErrorReply(error).not_allowed]
-    if missing and {error.partition(":")[0] for error in missing} - {"spublish"} != rights.WRITES_PROBED:
-        raise missing_rights(missing, prefix, cluster=cluster)
+    errors = [b"evalsha: " + reply.text.encode()] if isinstance(reply, ErrorReply) else reply[1:]
+    missing: dict[str, str] = {}
+    for command, _, text in (error.decode().partition(": ") for error in errors):
+        fault = ErrorReply(text)
+        if fault.lacks_command and command != "spublish":  # which Redis 6.2 has not, see `publish` in state.lua
+            raise fault.error()
+        if fault.not_allowed:
+            missing[command] = f"{command}: {text}"
+    if missing and missing.keys() - {"spublish"} != rights.WRITES_PROBED:
+        raise missing_rights(list(missing.values()), prefix, cluster=cluster)
 
 
 async def look_at_eviction(exchange: Exchange) -> None:
@@ -160,9 +171,9 @@ def _untrusted(wrong: ssl.SSLCertVerificationError, said: str) -> str:
 
 
 def _refused_reply(fault: ErrorReply, prefix: str, cluster: bool) -> RedleaseError | None:
-    if "HELLO" in fault.text.upper() and "unknown command" in fault.text:
+    if _UNKNOWN_HELLO.match(fault.text):
         return RedleaseError("the server is older than Redis 6; redlease needs Redis 6.2 or newer, or Valkey")
-    if "DB index" in fault.text:
+    if _NO_DATABASE.match(fault.text):
         return RedleaseError(f"the server has no such database: {fault.text}. Put another number at the end of the URL")
     if fault.not_allowed:
         return missing_rights([fault.text], prefix, cluster=cluster)

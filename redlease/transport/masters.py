@@ -11,6 +11,7 @@ from redis import exceptions
 from redis.asyncio import ConnectionPool
 
 from redlease.errors import RedleaseError, Unavailable
+from redlease.protocol.faults import ErrorReply
 
 from .addresses import Address
 from .base import Transport
@@ -92,7 +93,9 @@ class Master:
 
 
 def _refusal(name: str, command: str, said: str) -> str:
-    grant = f". Grant it to the Redis user: ACL SETUSER <user> +{command.lower()}" if "NOPERM" in said else ""
+    grant = (
+        f". Grant it to the Redis user: ACL SETUSER <user> +{command.lower()}" if ErrorReply(said).not_allowed else ""
+    )
     return f"the server {name} refused {command}: {said.rstrip('. ')}{grant}"
 
 

@@ -72,7 +72,7 @@ def _address_of(sentinel: Any) -> Address:
 
 
 def _refusal(error: Exception, address: Address) -> RedleaseError | None:
-    if "unknown command" in str(error).lower():
+    if str(error).lower().startswith("unknown command"):
         return RedleaseError(f"the server at {address} is no Sentinel. Give a single server as `redis://`")
     if not isinstance(error, exceptions.AuthenticationError | exceptions.ResponseError):
         return None

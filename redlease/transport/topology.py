@@ -60,7 +60,7 @@ async def ask_node(servers: Servers, address: Address) -> Topology:
         await connection.send_command("CLUSTER", "SLOTS")
         reply = await connection.read_response(disable_decoding=True)
     except exceptions.ResponseError as error:
-        if "cluster support disabled" not in str(error):
+        if not str(error).startswith("This instance has cluster support disabled"):
             raise
         raise RedleaseError(f"the server at {address} is no part of a cluster. Give it as redis://{address}") from None
     finally:

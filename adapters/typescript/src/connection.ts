@@ -4,12 +4,11 @@ import {Redis, type RedisOptions} from "ioredis";
 import {at, nowMs, sleep, Timer, within} from "./clock.js";
 import {RedleaseError, Unavailable} from "./errors.js";
 import {LUA} from "./lua.js";
-import {url, words, type Operation, type Raw, type Values} from "./protocol.js";
+import {codeOf, url, words, type Operation, type Raw, type Values} from "./protocol.js";
 
 const PATIENCE_MS = [250, 3000] as const; // how long, at least and at most, a reply is waited for before the connection is given up
 const RETRY_MS = 100;
 export const ANSWER_WITHIN_MS = 5000; // how long a call that does not wait for others goes on
-const CODES = /\b(LOADING|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOSCRIPT|READONLY|OOM|NOPERM|WRONGTYPE|NOREPLICAS|MISCONF)\b/;
 const TRANSIENT = new Set(["LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOSCRIPT", "READONLY"]);
 
 /** Instead of an answer: repeat the call, after `waitMs`. `unanswered`: it may have been executed, or may be yet. */
@@ -130,7 +129,7 @@ export class Connection {
   /** Returns what to do after an error of the connection, and throws one of the server that a repetition does not mend. */
   #problem({name, message}: Error): Repeat {
     if (name !== "ReplyError") return new Repeat(true, 5);
-    const code = CODES.exec(message)?.[0] ?? "";
+    const code = codeOf(message);
     if (code === "READONLY") this.#calls.disconnect(true); // it is no longer the master
     if (TRANSIENT.has(code)) return new Repeat(false, RETRY_MS, code);
     const what = message.includes("non local key") ? "the call stopped half-way" : "nothing was changed";
@@ -147,7 +146,7 @@ export class Connection {
   #failed({name, message}: Error): void {
     if (name !== "MaxRetriesPerRequestError") this.#lastError = message; // it follows one that says why
     // Such as a wrong password, or a right that is missing: to wait does not help.
-    if (name === "ReplyError" && !TRANSIENT.has(CODES.exec(message)?.[0] ?? "")) {
+    if (name === "ReplyError" && !TRANSIENT.has(codeOf(message))) {
       this.#refusal ??= new RedleaseError(`the server refused this client: ${message}`);
       this.#tell();
     }

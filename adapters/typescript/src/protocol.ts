@@ -182,6 +182,10 @@ export class Reading {
   }
 }
 
+/** Returns the word in capitals that an error reply begins with, behind the wrapping of Redis 6.2, and none of the rest; or "". */
+export const codeOf = (text: string) =>
+  /^(?:(?:ERR )?Error running script \(call to \w+\): @user_script:\d+: )?(?:@user_script: \d+: )?-?([A-Z]+)(?= |$)/.exec(text)?.[1] ?? "";
+
 /** A message: what it is about is a request or, for "c", the state key of a resource; for "s" it comes from a newer ticket. */
 export interface Message {kind: string; about: string; numbers: number[]; by: string}
 

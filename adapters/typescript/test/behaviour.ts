@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import {setTimeout as sleep} from "node:timers/promises";
 import {Redis} from "ioredis";
 import {nowMs, Timer} from "../src/clock.js";
+import {codeOf} from "../src/protocol.js";
 import {AcquireTimeout, LeaseLost, QueueFull, Redlease, Unavailable, Withdrawn, withPermit} from "../src/index.js";
 
 const url = process.argv[2]!;
@@ -43,6 +44,32 @@ const CHECKS: Record<string, () => Promise<void>> = {
     assert.equal(await pool.release(permit), true);
     assert.equal(await pool.release(permit), false);
     await assert.rejects(pool.renew(permit), LeaseLost);
+  },
+
+  async "a holder and a waiter without a record are shown as damaged, and the others as ever"() {
+    const pool = client.semaphore("damaged", {capacity: 2});
+    for (const ticket of ["sound", "lost"]) await pool.acquire({ticket});
+    const queued = other.semaphore("damaged", {capacity: 2}).acquire({ticket: "garbled"});
+    await sees("damaged", 1);
+    await raw.hdel("redlease:{damaged}:state", "tlost");
+    const garbled = (await raw.hget("redlease:{damaged}:state", "tgarbled"))!;
+    await raw.hset("redlease:{damaged}:state", "tgarbled", "garbage");
+    const {holders, waiters, damaged, in_use} = await pool.inspect();
+    assert.deepEqual([holders.map(({ticket}) => ticket), waiters, in_use], [["sound"], [], 2]);
+    assert.deepEqual(damaged.map(({kind, name, reason}) => [kind, name, reason]), [
+      ["holder", "lost", "its record is missing"], ["waiter", "garbled", "its record is unreadable"],
+    ]);
+    await raw.hset("redlease:{damaged}:state", "tgarbled", garbled);
+    assert.equal(await pool.release(holders[0]!), true);
+    assert((await queued).fence > 0);
+  },
+
+  async "an error is known by the word that it begins with, not by what the server repeats"() {
+    const wrapped = `ERR Error running script (call to f_${"0".repeat(40)}): @user_script:1: `;
+    assert.equal(codeOf("BUSY Redis is busy running a script."), "BUSY");
+    assert.equal(codeOf(`${wrapped}@user_script: 1: -OOM command not allowed`), "OOM");
+    assert.equal(codeOf("ERR unknown command `SCRIPT`, with args beginning with: `LOAD`, `-- BUSY`, "), "ERR");
+    assert.equal(codeOf(`${wrapped}user_script:1: LOADING is no function`), "ERR");
   },
 
   async "who gives up leaves the queue: by a timeout, by a signal, and before it begins"() {

@@ -132,6 +132,21 @@ async def test_missing_keys_and_channels_are_told(limited: Limited, prefix: str)
     assert "channel" in await refusal(limited.url, prefix=prefix)
 
 
+@pytest.mark.parametrize("command", ["SCRIPT", "EVALSHA", "SUBSCRIBE", "ZADD"])
+async def test_a_server_without_a_command_is_refused_at_once(
+    own_server: OwnServer, real_engine: str, command: str
+) -> None:
+    """Its error repeats what it was sent, such as a script that contains BUSY: nobody waits for that to pass."""
+    server = own_server(real_engine, "--rename-command", command, "")
+    async with asyncio.timeout(10):
+        assert "disabled or renamed a command" in await refusal(server.url, f"no {command}", prefix="BUSY:LOADING")
+    client = Redlease.from_url(server.url)
+    with pytest.raises(RedleaseError, match=r"(?i)unknown (redis )?command"):
+        async with asyncio.timeout(10), client.lock("BUSY").hold():
+            pytest.fail("it was granted by a server that cannot")
+    await client.close()
+
+
 async def test_the_rights_that_the_error_names_are_enough(
     limited: Limited, prefix: str, make_client: MakeClient
 ) -> None:
