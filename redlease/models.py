@@ -112,13 +112,14 @@ class Limit:
 class DamagedEntry:
     r"""A holder, waiter or limit that cannot be read, since a part of the state was deleted or overwritten.
 
-    A damaged holder keeps at least one unit in use until its lease ends. `release` with its name as the ticket, and
-    `release_all`, remove holders and waiters; `unlimit`, `unpause` or a new limit remove a limit.
+    A damaged holder keeps one unit in use until its lease ends; `release` with its name as the ticket, and
+    `release_all`, remove it at once. Damaged waiters and limits are removed, or put in order, by the next call that
+    changes the resource; the client of such a waiter queues again.
 
     Attributes:
         kind: What it is.
         name: The ticket, or the name of the limit; bytes that are not UTF-8 stand as `\xff`: only `release_all`
-            removes such an entry.
+            removes such a holder.
         reason: What is wrong with it, such as "its record is missing".
         until_ms: When the lease or the limit ends; None for a waiter.
     """

@@ -56,7 +56,7 @@ async def test_doctor_names_the_damage_and_goes_on(server: Server, prefix: str) 
         "resource 'foreign': one of its keys holds something that redlease did not write",
     ):
         assert text in damage.said
-    assert "redlease release NAME --all --queue" in damage.advice
+    assert "redlease release NAME --all" in damage.advice
     assert findings["leases"].said == "1 permit on 4 resources, none overdue for renewal"
 
 

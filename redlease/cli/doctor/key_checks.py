@@ -81,8 +81,8 @@ def _judge_damage(looks: list[Snapshot | str]) -> Finding:
         Level.ERROR,
         f"{len(damaged)} cannot be read: {_named(damaged)}",
         "Eviction or another program has deleted or overwritten a part of their state: see what did. "
-        "`redlease release NAME --all --queue` removes damaged holders and waiters, `redlease unlimit NAME` a limit; "
-        "a key of a wrong type has to be deleted",
+        "The next request on such a resource mends the rest. A damaged holder keeps a unit until its lease ends, "
+        "or until `redlease release NAME --all`. A key of a wrong type has to be deleted",
     )
 
 
