@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-FEW, MANY = 30, 700  # histories on each engine
+FEW, MANY = 40, 700  # histories on each engine
 CLIENTS = 3
 
 

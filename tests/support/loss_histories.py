@@ -319,8 +319,8 @@ class History:
             permit = await self._granted(usual, key)
             if permit is not None and permit.fence <= latest:
                 self.problems.append(f"fence {permit.fence} is not above {latest}")
-            if permit is not None:
-                await usual.release(permit)  # on a busy machine its lease may have ended
+            if permit is not None and not await usual.release(permit):
+                await asyncio.sleep(LOCK_DELAY_S)  # on a busy machine its lease may have ended
         first, second = (self.settings.made(client, self.name, lease_s=30, waits_s=30) for client in self.clients[:2])
         await self._is_empty(first, "after one lease and one waiter lease")
         await self._has_capacity(first, second)
