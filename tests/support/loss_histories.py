@@ -314,13 +314,7 @@ class History:
 
     async def _examine(self) -> None:
         """Find each difference from a resource of which nothing was ever lost."""
-        latest, usual = max(self.fences, default=0), self.sides[0].one
-        for key in {*self.settings.keys, None}:
-            permit = await self._granted(usual, key)
-            if permit is not None and permit.fence <= latest:
-                self.problems.append(f"fence {permit.fence} is not above {latest}")
-            if permit is not None and not await usual.release(permit):
-                await asyncio.sleep(LOCK_DELAY_S)  # on a busy machine its lease may have ended
+        await self._serves_all()
         first, second = (self.settings.made(client, self.name, lease_s=30, waits_s=30) for client in self.clients[:2])
         await self._is_empty(first, "after one lease and one waiter lease")
         await self._has_capacity(first, second)
@@ -390,8 +384,19 @@ class History:
         snapshot = await sides.one.inspect()
         if listed or snapshot.in_use or snapshot.damaged:
             self.problems.append(f"release_all left {snapshot}, {listed}")
-        for key in self.settings.keys:
-            await self._passes(sides.one, key)
+        await self._serves_all()
+
+    async def _serves_all(self) -> None:
+        """A request of each key is granted within the leases, with a fence above all before it."""
+        usual = self.sides[0].one
+        for key in {*self.settings.keys, None}:
+            if (permit := await self._granted(usual, key)) is None:
+                continue
+            if permit.fence <= max(self.fences, default=0):
+                self.problems.append(f"fence {permit.fence} is not above those before it")
+            self.fences.append(permit.fence)
+            if not await usual.release(permit):
+                await asyncio.sleep(LOCK_DELAY_S)  # on a busy machine its lease may have ended
 
 
 async def _sent(command: Any) -> Any:
