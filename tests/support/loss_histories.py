@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
     from redlease import Permit, Redlease, RWLock, Semaphore, Snapshot
 
+    from evicting import Pressure
+
 LEASE_S = WAITER_LEASE_S = 0.4
 LOCK_DELAY_S = 0.1
-IDLE_S = 0.5
-FILLINGS = 60  # of a megabyte each
 ROUNDS = (3, 7)  # how many times something is lost, by chance
 ACTORS = 8
 # How much later than promised a request may be served, since the machine does other work. What does not heal stays for
 # `idle_ttl`, which is a day.
-SLACK_S = 8.0
+SLACK_S = 30.0
 PARTS = ("state", "holders", "queue", "waiters", "history")
 # What a request may end with while the state of its resource is being deleted.
 ORDINARY = (LeaseLost, AcquireTimeout, Withdrawn, Superseded, QueueFull)
@@ -91,7 +91,7 @@ class History:
     """One history.
 
     Attributes:
-        eviction: Until when the server evicts keys by itself; None if this history deletes some of its own.
+        pressure: Under which the server evicts keys by itself; None if this history deletes some of its own.
         problems: What was wrong until now.
         losses: What was deleted, and when.
         fences: Of all grants.
@@ -101,7 +101,7 @@ class History:
     seed: int
     clients: Sequence[Redlease]
     raw: redis.asyncio.Redis
-    eviction: asyncio.Event | None = None
+    pressure: Pressure | None = None
     problems: list[str] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
     fences: list[int] = field(default_factory=list)
@@ -122,7 +122,7 @@ class History:
         actors = [asyncio.create_task(self._act(number), name=f"actor {number}") for number in range(ACTORS)]
         operator = asyncio.create_task(self._operate(), name="operator")
         try:
-            await (self._lose() if self.eviction is None else self.eviction.wait())
+            await (self._lose() if self.pressure is None else self.pressure.ends())
             self.is_calm = True
             await self._end_of([operator])
             await self._ordinary(self._lift())
@@ -157,7 +157,7 @@ class History:
         except ORDINARY:
             raise
         except Exception as error:  # noqa: BLE001  it is what the history is to find
-            if self.is_calm or self.eviction is None or "the server is out of memory" not in str(error):
+            if self.is_calm or self.pressure is None or "the server is out of memory" not in str(error):
                 self.problems.append(f"{type(error).__name__}: {error}")
 
     # Those who use it
@@ -177,7 +177,7 @@ class History:
             if random.random() < 0.2:
                 request["priority"] = random.randint(1, 3)
             await self._ordinary(random.choice(actions)(pool, request, random))
-            await asyncio.sleep(0 if self.eviction is None else random.uniform(0, IDLE_S))  # what is idle is evicted
+            await self._pause(0)
 
     async def _hold(self, pool: Semaphore, request: dict[str, Any], random: Random) -> None:
         async with pool.hold(**request) as hold:
@@ -234,7 +234,12 @@ class History:
         while not self.is_calm:
             sides = random.choice(self.sides)
             await self._ordinary(self._operation(sides, random))
-            await asyncio.sleep(random.uniform(0, 0.2))
+            await self._pause(random.uniform(0, 0.2))
+
+    async def _pause(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+        if self.pressure is not None:
+            await self.pressure.let_idle(self.seed)
 
     async def _operation(self, sides: Sides, random: Random) -> None:
         pool, key = sides.one, random.choice(self.settings.keys)
@@ -418,26 +423,3 @@ async def play(
         for _ in range(width):
             group.create_task(one_after_the_other())
     return problems
-
-
-async def play_under_eviction(
-    seeds: Iterable[int], clients: Sequence[Redlease], raw: redis.asyncio.Redis
-) -> tuple[list[str], int]:
-    """Play the histories while other keys fill the server's memory; return the problems, and how many keys it lost."""
-    await raw.config_set("notify-keyspace-events", "Ee")
-    over, lost = asyncio.Event(), 0
-    async with raw.pubsub() as evicted, asyncio.TaskGroup() as group:
-        await evicted.subscribe("__keyevent@0__:evicted")
-        playing = [group.create_task(History(seed, clients, raw, over).run()) for seed in seeds]
-        for turn in range(FILLINGS):
-            async with raw.pipeline(transaction=False) as batch:
-                for number in range(1000):
-                    batch.set(f"filling:{turn}:{number}", b"x" * 1000, px=600_000)
-                await batch.execute(raise_on_error=False)
-            while message := await evicted.get_message(ignore_subscribe_messages=True, timeout=0):
-                lost += message["data"].startswith(b"redlease:")
-            await asyncio.sleep(0.02)
-        await raw.config_set("maxmemory", 0)
-        over.set()
-        problems = [problem for task in playing for problem in await task]
-    return problems, lost
