@@ -214,7 +214,7 @@ class Hold:
     def _released(self, how: Callable[[], Any]) -> bool | None:
         """Has the loop release it; it is lost if the client is closed at the same time."""
         if self._background.is_own_thread:  # by the end of a generator that is collected there
-            self._drop()
+            self._background.post(self._drop)
             return None
         try:
             released: bool | None = self._background.run(self._client, how, must_finish=True)
