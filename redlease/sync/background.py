@@ -30,6 +30,8 @@ import redlease
 from redlease.errors import RedleaseError
 from redlease.transport.base import CLOSED
 
+from .block import Gone, nothing
+
 T = TypeVar("T")
 Undo = Callable[[T], Coroutine[Any, Any, object]]
 
@@ -146,6 +148,8 @@ class Background:
     Attributes:
         calls: The calls under way; for the loop's thread.
         clients: Those that are open, under the lock of the process.
+        posted: What is to be done on the loop.
+        gone: Blocks that are not left yet: what releases their permits when nobody can leave them any more.
         ended: Whether it takes no more calls.
         exits: Whether the interpreter ends: daemon threads that wait then wait on, and print no error.
         orphaned: Whether this process was forked from the one whose thread it was.
@@ -162,7 +166,8 @@ class Background:
     def __init__(self) -> None:
         self.calls: set[Call[Any]] = set()
         self.clients: dict[redlease.Redlease, None] = {}
-        self._posted: deque[Callable[[], object]] = deque()
+        self.posted: deque[Callable[[], object]] = deque()
+        self.gone: dict[int, Gone] = {}
         self._context = Context()  # of no caller: what runs on for the client would keep it alive
         self._stopping = asyncio.Event()
         # Not `call_soon_threadsafe`, which is Python and can be interrupted before it has done anything.
@@ -206,7 +211,7 @@ class Background:
         except BaseException:
             # However often it is interrupted: the interpreter looks for signals after a call of C, not before it.
             try:
-                self._posted.append(call.abandon)
+                self.posted.append(call.abandon)
             finally:
                 try:  # noqa: SIM105  `suppress` is no call of C
                     self._wake(WAKE)
@@ -254,7 +259,7 @@ class Background:
         Raises:
             RedleaseError: The loop has ended.
         """
-        self._posted.append(action)
+        self.posted.append(action)
         if self.ended:
             raise RedleaseError(CLOSED)
         if not self._is_launched:
@@ -268,6 +273,11 @@ class Background:
             with contextlib.suppress(OSError):  # it is woken often already, or has ended since
                 self._wake(WAKE)
             self._woken = taken
+
+    def wake(self, _: object = None) -> None:
+        """Has the loop's thread look at what others have put into `posted`."""
+        with contextlib.suppress(RedleaseError):
+            self.post(nothing)
 
     def stop(self, within_s: float = STOP_S) -> None:
         """Ends the thread, and waits until it has ended."""
@@ -320,9 +330,9 @@ class Background:
         self._do_posted()
 
     def _do_posted(self) -> None:
-        for _ in range(len(self._posted)):
+        for _ in range(len(self.posted)):
             try:
-                self._posted.popleft()()
+                self.posted.popleft()()
             except Exception:
                 logger.exception("redlease: an exception that it did not expect")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import Any, Generic, Protocol, TypeVar
-from weakref import WeakSet
 
 import redlease
 from redlease.errors import LeaseLost, RedleaseError
@@ -31,13 +31,24 @@ class EnteredHere(threading.local):
     """What the current thread has entered with `on_lost="raise"`."""
 
     def __init__(self) -> None:
-        # Weak: what an interruption has left in it must be collected, and released then.
-        self.blocks: WeakSet[Losable] = WeakSet()
+        # Weak: what an interruption has left in it must be collected. Not a WeakSet, of which no finalizer may enter
+        # another block while this looks through it.
+        self.blocks: dict[int, weakref.ref[Losable]] = {}
+
+    def add(self, block: Losable) -> None:
+        """Has the thread told when it is lost."""
+        self.blocks[id(block)] = weakref.ref(block)
+
+    def discard(self, block: Losable) -> None:
+        """Has the thread told no more."""
+        self.blocks.pop(id(block), None)
 
     def raise_loss(self) -> None:
         """Raises `LeaseLost`, once for each block of this thread whose permit is lost."""
-        for block in tuple(self.blocks):
-            if (loss := block._take_loss()) is not None:
+        for key, reference in self.blocks.copy().items():
+            if (block := reference()) is None:
+                self.blocks.pop(key, None)
+            elif (loss := block._take_loss()) is not None:
                 raise loss
 
 

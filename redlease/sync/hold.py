@@ -6,18 +6,17 @@ import asyncio
 import contextlib
 import warnings
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Literal, Self
-from weakref import WeakSet
 
 import redlease
-from redlease import clock, limits
+from redlease import limits
 from redlease.errors import LeaseLost, RedleaseError
 from redlease.hold import lease_lost, lease_of
 from redlease.limits import Duration
 from redlease.models import Permit
 
-from .bound import Losable, ProcessClient, entered_here
+from .block import Block, Exiting, Manager, drop
+from .bound import ProcessClient, entered_here
 
 OnLost = Literal["exit", "raise", "signal"]
 FORKED = "this process was forked from the one that holds it"
@@ -30,7 +29,7 @@ def checked_on_lost(on_lost: OnLost) -> OnLost:
     return on_lost
 
 
-class Hold:
+class Hold(Manager):
     """A permit that this process holds: renewed in the background, with its loss detected.
 
     As a `with` block it releases the permit at the end. A thread cannot be cancelled, so a body goes on when the permit
@@ -45,9 +44,8 @@ class Hold:
         ...     work(fence=hold.fence)
     """
 
-    _is_entered = False
     _is_told = False
-    _blocks: WeakSet[Losable] | None = None  # those of the thread that entered it
+    _block: Block | None = None  # that which it is entered in, if no `with` statement keeps it
 
     def __init__(self, client: ProcessClient, twin: redlease.Hold, on_lost: OnLost) -> None:
         self._client = client
@@ -57,12 +55,6 @@ class Hold:
 
     def __repr__(self) -> str:
         return f"<Hold of {self.resource!r} in the parent process>" if self._background.orphaned else repr(self._twin)
-
-    def __del__(self) -> None:
-        # Interrupted between the steps of entering or leaving the block, which then never comes to its end.
-        if self._is_entered and not self._background.ended:
-            with contextlib.suppress(RedleaseError):
-                self._background.post(self._drop)
 
     @property
     def resource(self) -> str:
@@ -146,29 +138,30 @@ class Hold:
         lease = lease_of(self._twin)
         if lease.ended or (self._on_lost != "signal" and self.lost):
             raise self._loss()
-        self._is_entered = True
-        if self._on_lost == "raise":
-            self._blocks = entered_here.blocks
-            self._blocks.add(self)
+        block = self._entering()
+        try:
+            block.begin(self._background, (self,))
+            self._enter()
+        except BaseException:
+            self._failed(block)
+            raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            if not self._is_over():
-                # With an error like KeyboardInterrupt the twin does not wait for the network.
-                self._released(lambda: self._twin.__aexit__(kind, error, traceback))
-        finally:
-            if self._blocks is not None:
-                self._blocks.discard(self)
+    def _enter(self) -> None:
+        if self._on_lost == "raise":
+            entered_here.add(self)
+
+    def _leave(self, block: Block, error: BaseException | None, exiting: Exiting) -> None:
+        if not self._is_over():
+            # With an error like KeyboardInterrupt the twin does not wait for the network.
+            self._released(lambda: exiting(self._twin))
+        block.end(self._background)
         self._left(error)
 
     def _left(self, error: BaseException | None) -> None:
         """Ends the block, whose permit is released: raises its loss, or notes it on the error of the body."""
-        self._is_entered = False
-        if self._blocks is not None:
-            self._blocks.discard(self)
+        if self._on_lost == "raise":
+            entered_here.discard(self)
         if self.lost and self._on_lost != "signal":
             loss = self._loss()
             if error is None or isinstance(error, GeneratorExit):
@@ -185,26 +178,14 @@ class Hold:
         self._is_told = True
         return self._loss()
 
-    def _entered(self) -> Self:
-        """From here on it is released when nobody has it any more, as its thread was interrupted."""
-        self._is_entered = True
-        return self
-
     def _check_at_start(self) -> None:
         """Raises `LeaseLost` if it was lost before its thread got it, unless it is only to signal that."""
         if self._on_lost != "signal" and self.lost:
             raise self._loss()
 
     async def _give_up(self) -> None:
-        """Gives the permit back; never waits for the network. For the loop's thread, as `_drop`."""
-        self._drop()
-
-    def _drop(self) -> None:
-        lease = lease_of(self._twin)
-        if not lease.ended and not lease.lost:
-            lease.end()
-            lease.keeper.give_back(lease)
-        lease.make_room(clock.now_ms())
+        """Gives the permit back; never waits for the network. For the loop's thread."""
+        drop(self._twin)
 
     def _is_over(self) -> bool:
         """Whether there is nothing left to release here."""
@@ -214,7 +195,7 @@ class Hold:
     def _released(self, how: Callable[[], Any]) -> bool | None:
         """Has the loop release it; it is lost if the client is closed at the same time."""
         if self._background.is_own_thread:  # by the end of a generator that is collected there
-            self._background.post(self._drop)
+            self._background.post(lambda: drop(self._twin))
             return None
         try:
             released: bool | None = self._background.run(self._client, how, must_finish=True)
@@ -230,11 +211,10 @@ class Hold:
         return lease_of(self._twin).loss()
 
 
-class HoldRequest:
+class HoldRequest(Manager):
     """What `hold(...)` returns: enter it with `with`, or call `acquire()` to get a `Hold`."""
 
     _is_used = True  # until it is made: an interrupted constructor leaves nothing to warn of
-    _hold: Hold | None = None
     _is_entered = False
 
     def __init__(self, client: ProcessClient, make: Callable[[], redlease.HoldRequest], on_lost: OnLost) -> None:
@@ -276,24 +256,28 @@ class HoldRequest:
         return request
 
     def __enter__(self) -> Hold:
+        return self._enter(self._entering())
+
+    def _enter(self, block: Block) -> Hold:
+        """Enters a block, of this request or of its pool."""
         if self._is_entered:
             raise RuntimeError("this hold() is entered already: call hold() again for another permit")
         self._is_used = self._is_entered = True
+
+        async def obtain() -> Hold:
+            hold = await self._obtain()
+            block.begin(hold._background, (hold,))
+            return hold
+
         try:
-            hold = self._hold = self._client.call(self._obtain_entered, undo=Hold._give_up)
-            hold.__enter__()
+            hold = self._client.call(obtain, undo=Hold._give_up)
+            hold._enter()
         except BaseException:
-            self._hold, self._is_entered = None, False
+            self._is_entered = False
+            block.manager._failed(block)
             raise
         return hold
 
-    async def _obtain_entered(self) -> Hold:
-        return (await self._obtain())._entered()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        hold, self._hold, self._is_entered = self._hold, None, False
-        if hold is None:
-            raise RuntimeError("this hold() is not entered")
-        hold.__exit__(kind, error, traceback)
+    def _leave(self, block: Block, error: BaseException | None, exiting: Exiting) -> None:
+        self._is_entered = False
+        block.holds[0]._leave(block, error, exiting)
