@@ -16,6 +16,7 @@ from redlease.guards.redis import CHECK
 from redlease.transport.base import CLOSED
 
 from .background import Background, Undo, process
+from .greenlets import check_threads
 
 T = TypeVar("T")
 
@@ -98,12 +99,13 @@ class ProcessClient:
         """The loop that runs the client in this process; starts it on first use.
 
         Raises:
-            RedleaseError: The client is closed.
+            RedleaseError: The client is closed, or gevent has replaced threads.
         """
         background = self._background
         return self._join() if background is None or background.ended or self._is_closed else background
 
     def _join(self) -> Background:
+        check_threads()
         while True:
             self.check_open()
             here, old = process(), self._background
