@@ -42,7 +42,7 @@ INTERRUPTED_S, STOP_S = 1.0, 5.0
 
 # A thread that waits for a lock gets an exception of another thread (`PyThreadState_SetAsyncExc`, with which Temporal,
 # dramatiq and RQ cancel) only once it has the lock, and no message can wake it for that. So it waits in slices.
-# A wake-up costs about 15 us: 200 threads that wait need 0.6 % of a core, of which a slice of 0.1 s would make 3 %. With
+# A wake-up costs about 15 us: 200 threads that wait take 0.6 % of a core, and would take 3 % with slices of 0.1 s. With
 # INTERRUPTED_S, a cancelled wait ends within two seconds.
 SLICE_S = 0.5
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal, Self
 
@@ -211,41 +212,52 @@ class Hold(Manager):
         return lease_of(self._twin).loss()
 
 
+class Unused(weakref.ref["HoldRequest"]):
+    """Refers to a request that is not used yet, and warns of it if it goes.
+
+    Used requests have no finalizer, which would swallow an exception that comes just then from another thread.
+    """
+
+    resource: str = ""
+
+
+def warn_of(unused: Unused) -> None:
+    """Warns of a request that nobody has used."""
+    message = f"hold() of resource {unused.resource!r} was neither acquired nor entered: nothing was acquired"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
 class HoldRequest(Manager):
     """What `hold(...)` returns: enter it with `with`, or call `acquire()` to get a `Hold`."""
 
-    _is_used = True  # until it is made: an interrupted constructor leaves nothing to warn of
     _is_entered = False
 
     def __init__(self, client: ProcessClient, make: Callable[[], redlease.HoldRequest], on_lost: OnLost) -> None:
         self._on_lost = checked_on_lost(on_lost)
         self._client = client
         self._make = make
-        self._made = client.twin, self._twin(make())
-        self._is_used = False
+        twin = self._twin(make())
+        self._resource = twin._resource
+        self._made: tuple[redlease.Redlease, redlease.HoldRequest] | None = (client.twin, twin)
+        self._unused: Unused | None = Unused(self, warn_of)
+        self._unused.resource = self._resource
 
     def __repr__(self) -> str:
-        state = "entered" if self._is_entered else "acquired" if self._is_used else "neither acquired nor entered yet"
-        return f"<hold() of {self._made[1]._resource!r}, {state}>"
-
-    def __del__(self) -> None:
-        if not self._is_used:
-            resource = self._made[1]._resource
-            message = f"hold() of resource {resource!r} was neither acquired nor entered: nothing was acquired"
-            warnings.warn(message, RuntimeWarning, stacklevel=2, source=self)
+        used = "acquired" if self._unused is None else "neither acquired nor entered yet"
+        return f"<hold() of {self._resource!r}, {'entered' if self._is_entered else used}>"
 
     def acquire(self) -> Hold:
         """Waits for the permit; returns its hold, which `hold.release()` ends. Raises what `redlease` says of `hold`.
 
         Each call is a request of its own. The permit is renewed until it is released, also if nobody keeps the hold.
         """
-        self._is_used = True
+        self._unused = None
         return self._client.call(self._obtain, undo=Hold._give_up)
 
     async def _obtain(self) -> Hold:
-        client, twin = self._made
-        if client is not self._client.twin:  # made before a fork
-            self._made = client, twin = self._client.twin, self._twin(self._make())
+        made, self._made = self._made, None  # it has a finalizer (see Unused), and goes in the loop's thread
+        is_new = made is not None and made[0] is self._client.twin  # else it was used, or made before a fork
+        twin = made[1] if made is not None and is_new else self._twin(self._make())
         hold = Hold(self._client, await twin, self._on_lost)
         hold._check_at_start()
         return hold
@@ -262,7 +274,7 @@ class HoldRequest(Manager):
         """Enters a block, of this request or of its pool."""
         if self._is_entered:
             raise RuntimeError("this hold() is entered already: call hold() again for another permit")
-        self._is_used = self._is_entered = True
+        self._unused, self._is_entered = None, True
 
         async def obtain() -> Hold:
             hold = await self._obtain()

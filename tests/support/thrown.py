@@ -205,9 +205,8 @@ def _stopped_at(client: Redlease, name: str, kind: str, step: int) -> bool:
         sys.setprofile(None)
         check_free(client, name, stop)
         return True
-    if swallowed:  # by a finalizer, after which the work went on to its end
-        check_free(client, name, swallowed)
-    return bool(swallowed)
+    assert not swallowed, "it came in a finalizer, and the work went on to its end"
+    return False
 
 
 def check_free(client: Redlease, name: str, after: object) -> None:
