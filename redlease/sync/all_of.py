@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import redlease
 from redlease.errors import LeaseLost, RedleaseError
 from redlease.hold import lease_of
 from redlease.limits import Duration
 
-from .block import Block, Exiting, Manager
-from .bound import Bound, ProcessClient
 from .hold import Hold, OnLost, checked_on_lost
 from .semaphore import Semaphore, Units
+from .thread.block import Block, Exiting, Manager
+from .thread.bound import Bound, ProcessClient
 
 
 class Holds(tuple[Hold, ...]):
@@ -86,7 +86,7 @@ class AllRequest(Manager, Bound[redlease.AllRequest]):
         return holds
 
     def _leave(self, block: Block, error: BaseException | None, exiting: Exiting) -> None:
-        holds, twin = block.holds, self._made[1]
+        holds, twin = cast("Holds", block.holds), self._made[1]
         background = holds[0]._background
         try:
             if not background.ended:  # else its client is closed, or this is a forked child

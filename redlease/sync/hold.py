@@ -16,8 +16,8 @@ from redlease.hold import lease_lost, lease_of
 from redlease.limits import Duration
 from redlease.models import Permit
 
-from .block import Block, Exiting, Manager, drop
-from .bound import ProcessClient, entered_here
+from .thread.block import Block, Exiting, Manager, drop
+from .thread.bound import ProcessClient, entered_here
 
 OnLost = Literal["exit", "raise", "signal"]
 FORKED = "this process was forked from the one that holds it"

@@ -13,10 +13,10 @@ from redlease.models import HistoryEntry, Permit, Position, Snapshot
 from redlease.protocol.histories import HISTORY_COUNT
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
 
-from .block import Block, Exiting, Leave, Manager
-from .bound import Bound
 from .guarded import Decorator
 from .hold import Hold, HoldRequest, OnLost, checked_on_lost
+from .thread.block import Block, Exiting, Leave, Manager
+from .thread.bound import Bound
 from .watching import Watch
 
 

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import redlease
 import redlease.sync
-from redlease.sync import background
+from redlease.sync.thread import background
 from redlease.sync.watching import Watch
 
 if TYPE_CHECKING:

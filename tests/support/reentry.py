@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from redlease.sync import Hold, Redlease, RedleaseError
-from redlease.sync.background import process
+from redlease.sync.thread.background import process
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from redlease.sync import Redlease
-from redlease.sync.background import process
+from redlease.sync.thread.background import process
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -63,7 +63,7 @@ def test_ctrl_c_ends_a_wait(client: Redlease, url: str, prefix: str) -> None:
 STORM = """
 import gc, random, signal, sys, warnings
 from redlease.sync import Redlease
-from redlease.sync.background import process
+from redlease.sync.thread.background import process
 
 
 class Stop(BaseException):

@@ -10,7 +10,7 @@ import pytest
 
 import redlease
 import redlease.sync
-from redlease.sync.block import Exit, Manager
+from redlease.sync.thread.block import Exit, Manager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

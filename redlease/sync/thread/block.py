@@ -8,26 +8,43 @@ nothing else refers to it: no variable of the program, and no frame of a traceba
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from threading import local
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, Protocol, overload
 
 import redlease
 from redlease import clock
 from redlease.hold import lease_of
 
-if TYPE_CHECKING:
-    from .background import Background
-    from .hold import Hold
-
 Leave = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], None]
 Exiting = Callable[[Any], Coroutine[Any, Any, object]]  # calls `__aexit__` of the asyncio twin
 
 
-def nothing() -> None:
-    """Does nothing, and refers to nothing."""
+class Loop(Protocol):
+    """The background thread, as far as it is needed here."""
+
+    posted: deque[Callable[[], object]]
+    gone: dict[int, object]
+
+    def wake(self, _: object) -> None:
+        """Has the loop's thread do what is posted."""
+
+
+class Held(Protocol):
+    """A blocking hold, as far as it is needed here."""
+
+    _twin: redlease.Hold
+    _block: Block | None
+
+    def _leave(self, block: Block, error: BaseException | None, exiting: Exiting) -> None:
+        """Leaves its block."""
+
+
+def _nothing() -> None:
+    return None
 
 
 def drop(twin: redlease.Hold) -> None:
@@ -53,12 +70,12 @@ class Block:
 
     def __init__(self, manager: Manager) -> None:
         self.manager = manager
-        self.holds: tuple[Hold, ...] = ()
-        self.leave: Callable[[], Leave | None] = nothing
+        self.holds: tuple[Held, ...] = ()
+        self.leave: Callable[[], Leave | None] = _nothing
         self.kept: Leave | None = None
         self._gone: Gone | None = None
 
-    def begin(self, background: Background, holds: tuple[Hold, ...]) -> None:
+    def begin(self, loop: Loop, holds: tuple[Held, ...]) -> None:
         """From here on the permits are released when what leaves the block goes, unless it is left before."""
         leave = self.leave()
         if leave is None:  # its thread is interrupted, and gives back what it gets
@@ -66,18 +83,18 @@ class Block:
         self.holds = holds
         # The callback that is made last is called first. It is a function of C, which no other exception interrupts; if
         # one interrupts the wake, the next call wakes the loop.
-        wakes = weakref.ref(leave, background.wake)
-        gone = self._gone = Gone(leave, background.posted.append)
-        gone.wakes, gone.kept_in = wakes, background.gone
+        wakes = weakref.ref(leave, loop.wake)
+        gone = self._gone = Gone(leave, loop.posted.append)
+        gone.wakes, gone.kept_in = wakes, loop.gone
         gone.twins = tuple(hold._twin for hold in holds)
-        background.gone[id(gone)] = gone
+        loop.gone[id(gone)] = gone
         if self.kept is not None:
             for hold in holds:
                 hold._block = self
 
-    def end(self, background: Background) -> None:
+    def end(self, loop: Loop) -> None:
         """Ends it, as its permits are released."""
-        background.gone.pop(id(self._gone), None)
+        loop.gone.pop(id(self._gone), None)
         self._gone = None
         if self.kept is not None:
             self.kept = None
@@ -90,7 +107,7 @@ class Gone(weakref.ref[Leave]):
 
     twins: tuple[redlease.Hold, ...] = ()
     wakes: weakref.ref[Leave]
-    kept_in: dict[int, Gone]
+    kept_in: dict[int, object]
 
     def __call__(self) -> None:
         for twin in self.twins:
@@ -101,7 +118,7 @@ class Gone(weakref.ref[Leave]):
 class LookedUp(local):
     """What the current thread has looked up last to leave a block, as long as that is there."""
 
-    leave: Callable[[], Any] = staticmethod(nothing)
+    leave: Callable[[], Any] = staticmethod(_nothing)
 
 
 looked_up = LookedUp()
@@ -155,7 +172,7 @@ class Manager:
     def _entering(self) -> Block:
         """Returns the block that is being entered."""
         leave: Any = looked_up.leave()
-        looked_up.leave = nothing
+        looked_up.leave = _nothing
         if leave is not None and leave.args[0].manager is self:
             looked_up_block: Block = leave.args[0]
             return looked_up_block

@@ -13,7 +13,7 @@ from redlease.sync import Redlease
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from servers import Server
+    from conftest import OwnServer
 
 ENDED = """
 def ended(since):
@@ -101,15 +101,16 @@ def main():
 @pytest.mark.parametrize(
     ("program", "outcome"), [(IN_DRAMATIQ, ["True", "True"]), (IN_RQ, ["True", "failed"])], ids=["dramatiq", "rq"]
 )
-def test_a_cancelled_job_waits_no_more(server: Server, tmp_path: Path, program: str, outcome: list[str]) -> None:
+def test_a_cancelled_job_waits_no_more(own_server: OwnServer, tmp_path: Path, program: str, outcome: list[str]) -> None:
     """A time limit, and a worker that is stopped, end a wait within two seconds, and take it out of the queue."""
-    with Redlease.from_url(server.url) as client, client.lock("customer").hold() as hold:
+    url = own_server("valkey9").url
+    with Redlease.from_url(url) as client, client.lock("customer").hold() as hold:
         (tmp_path / "jobs.py").write_text(ENDED + program, encoding="utf-8")
         command = [
             sys.executable,
             "-c",
             "import sys; sys.path.insert(0, sys.argv[2]); import jobs; jobs.main()",
-            server.url,
+            url,
             str(tmp_path),
         ]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

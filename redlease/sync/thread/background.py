@@ -30,8 +30,6 @@ import redlease
 from redlease.errors import RedleaseError
 from redlease.transport.base import CLOSED
 
-from .block import Gone, nothing
-
 T = TypeVar("T")
 Undo = Callable[[T], Coroutine[Any, Any, object]]
 
@@ -47,6 +45,10 @@ INTERRUPTED_S, STOP_S = 1.0, 5.0
 SLICE_S = 0.5
 
 WAKE = b"."
+
+
+def _nothing() -> None:
+    return None
 
 
 class Call(Generic[T]):
@@ -168,7 +170,7 @@ class Background:
         self.calls: set[Call[Any]] = set()
         self.clients: dict[redlease.Redlease, None] = {}
         self.posted: deque[Callable[[], object]] = deque()
-        self.gone: dict[int, Gone] = {}
+        self.gone: dict[int, object] = {}
         self._context = Context()  # of no caller: what runs on for the client would keep it alive
         self._stopping = asyncio.Event()
         # Not `call_soon_threadsafe`, which is Python and can be interrupted before it has done anything.
@@ -278,7 +280,7 @@ class Background:
     def wake(self, _: object = None) -> None:
         """Has the loop's thread look at what others have put into `posted`."""
         with contextlib.suppress(RedleaseError):
-            self.post(nothing)
+            self.post(_nothing)
 
     def stop(self, within_s: float = STOP_S) -> None:
         """Ends the thread, and waits until it has ended."""
