@@ -103,7 +103,7 @@ class Call(Generic[T]):
         try:
             self.value = await self._work()
         except asyncio.CancelledError:
-            self.error = RedleaseError(CLOSED)  # or interrupted: then nobody looks at it
+            self.error = RedleaseError(self._background.why)  # or interrupted: then nobody looks at it
         except BaseException as error:  # noqa: BLE001  it is raised in the thread
             self.error = error
         self._finish()
@@ -111,7 +111,7 @@ class Call(Generic[T]):
     def fail(self) -> None:
         """Ends the wait of the thread, since the client is closed."""
         if not self._is_over:
-            self.error = RedleaseError(CLOSED)
+            self.error = RedleaseError(self._background.why)
             self._finish()
 
     def _finish(self) -> None:
@@ -154,11 +154,13 @@ class Background:
         posted: What is to be done on the loop.
         gone: Blocks that are not left yet: what releases their permits when nobody can leave them any more.
         ended: Whether it takes no more calls.
+        why: What a call is told that was under way at its end.
         exits: Whether the interpreter ends: daemon threads that wait then wait on, and print no error.
         orphaned: Whether this process was forked from the one whose thread it was.
     """
 
     ended = False
+    why = CLOSED
     exits = False
     orphaned = False
     _ident: int | None = None  # of its thread, as soon as that can tell
@@ -264,7 +266,7 @@ class Background:
         """
         self.posted.append(action)
         if self.ended:
-            raise RedleaseError(CLOSED)
+            raise RedleaseError(self.why)
         if not self._is_launched:
             # Not `Thread.start`, which waits for the thread under a lock that the thread needs: a finalizer that
             # interrupts it there, and waits for this loop, would wait for ever. Who is interrupted here starts it too.
@@ -302,24 +304,29 @@ class Background:
             try:
                 self._thread.start()
             except BaseException as error:  # noqa: BLE001  the process has too many threads
-                self._end(error)
+                self._report(error)
+                self._end()
 
     def _live(self) -> None:
         self._ident = get_ident()
         try:
             with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-                runner.run(self._until_stopped(), context=self._context)
-        except BaseException as error:  # noqa: BLE001  SystemExit in a callback of the user's, for example
-            self._end(error)
-        else:
-            self._end(None)
+                try:
+                    runner.run(self._until_stopped(), context=self._context)
+                except BaseException as error:  # noqa: BLE001  SystemExit in a callback of the user's, for example
+                    self._report(error)
+                runner.run(self._abandon(), context=self._context)
+        finally:
+            self._end()
 
-    def _end(self, error: BaseException | None) -> None:
+    def _report(self, error: BaseException) -> None:
+        self.why = f"redlease's background thread was ended by {error!r}, and holds nothing any more. Call again"
+        logger.critical("redlease's background thread was ended: permits are no longer renewed", exc_info=error)
+
+    def _end(self) -> None:
         """Ends what threads wait for, in whatever way the loop has ended, so that none waits for ever."""
         process().forget(self)
         self.ended = True
-        if error is not None:
-            logger.critical("redlease's background thread ended by an error: permits are not renewed", exc_info=error)
         self._do_posted()
         for call in list(self.calls):  # cancelled before their first step
             call.fail()
@@ -345,14 +352,15 @@ class Background:
             call.cancel()
 
     async def _until_stopped(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._ear, self._take)
+        asyncio.get_running_loop().add_reader(self._ear, self._take)
         await self._stopping.wait()
+
+    async def _abandon(self) -> None:
         for client in list(self.clients):
             await client.abandon()
         self.ended = True  # before the last look: who posts from now on sees it
         self._do_posted()
-        loop.remove_reader(self._ear)
+        asyncio.get_running_loop().remove_reader(self._ear)
 
     def leave(self, client: redlease.Redlease) -> None:
         """Counts a client no more, and ends the loop if that was the last one."""
