@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, NoReturn, ParamSpec
 
 from redlease.errors import AcquireTimeout, RedleaseError, Unavailable
@@ -66,14 +65,17 @@ def exclusive(
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
             own = None if key is None else checked_key(function, key(*args, **kwargs))
-            with ExitStack() as block:
-                try:
-                    hold = block.enter_context(request(own))
-                except (AcquireTimeout, Unavailable) as error:
-                    return not_granted(error)
-                if parameter is not None and parameter not in passed(function, *args, **kwargs):
-                    kwargs[parameter] = hold
-                return checked_result(function, function(*args, **kwargs))
+            is_entered = False
+            try:
+                with request(own) as hold:
+                    is_entered = True
+                    if parameter is not None and parameter not in passed(function, *args, **kwargs):
+                        kwargs[parameter] = hold
+                    return checked_result(function, function(*args, **kwargs))
+            except (AcquireTimeout, Unavailable) as error:
+                if is_entered:
+                    raise
+                return not_granted(error)
 
         return call
 

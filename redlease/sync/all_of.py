@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import redlease
 from redlease.errors import LeaseLost, RedleaseError
 from redlease.hold import lease_of
 from redlease.limits import Duration
 
-from .bound import Bound, ProcessClient
 from .hold import Hold, OnLost, checked_on_lost
 from .semaphore import Semaphore, Units
+from .thread.block import Block, Exiting, Manager
+from .thread.bound import Bound, ProcessClient
 
 
 class Holds(tuple[Hold, ...]):
@@ -36,13 +36,11 @@ class Holds(tuple[Hold, ...]):
         return min(hold.remaining() for hold in self)
 
 
-class AllRequest(Bound[redlease.AllRequest]):
+class AllRequest(Manager, Bound[redlease.AllRequest]):
     """What `Redlease.all` returns: a `with` block that holds all of the resources, or does not begin.
 
     It acquires and releases them as `redlease.AllRequest` does, in one call of the background thread.
     """
-
-    _holds: Holds | None = None
 
     def __init__(
         self,
@@ -63,47 +61,46 @@ class AllRequest(Bound[redlease.AllRequest]):
         super().__init__(client, make)
 
     def __enter__(self) -> Holds:
-        twin = self._twin
+        twin, block = self._twin, self._entering()
 
         async def enter() -> Holds:
             held = await twin.__aenter__()
             for each in held:
                 lease_of(each).on_lost = "signal"  # until here, the loss of one has ended the wait for the others
-            made = {each: Hold(self._client, each, self._on_lost)._entered() for each in dict.fromkeys(held)}
-            return Holds(made[each] for each in held)
+            made = {each: Hold(self._client, each, self._on_lost) for each in dict.fromkeys(held)}
+            holds = Holds(made[each] for each in held)
+            block.begin(holds[0]._background, holds)
+            return holds
 
         async def leave(_: Holds) -> None:
             await twin.__aexit__(None, None, None)
 
-        holds = self._holds = self._client.call(enter, undo=leave)
         try:
+            holds = self._client.call(enter, undo=leave)
             for hold in self._each(holds):
-                hold.__enter__()
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
+                hold._check_at_start()
+                hold._enter()
+        except BaseException:
+            self._failed(block)
             raise
         return holds
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        holds, twin = self._holds, self._made[1]
-        if holds is None:
-            raise RuntimeError("this all() is not entered")
+    def _leave(self, block: Block, error: BaseException | None, exiting: Exiting) -> None:
+        holds, twin = cast("Holds", block.holds), self._made[1]
         background = holds[0]._background
         try:
             if not background.ended:  # else its client is closed, or this is a forked child
-                background.run(self._client, lambda: twin.__aexit__(kind, error, traceback), must_finish=True)
+                background.run(self._client, lambda: exiting(twin), must_finish=True)
         except RedleaseError:
             if not background.ended:
                 raise
-        self._holds = None
+        block.end(background)
         losses = [loss for hold in reversed(self._each(holds)) if (loss := _left(hold, error)) is not None]
         if losses:
             raise losses[0]
 
     @staticmethod
-    def _each(holds: Holds) -> list[Hold]:
+    def _each(holds: tuple[Hold, ...]) -> list[Hold]:
         """Returns each hold once, also if its resource was named twice."""
         return list(dict.fromkeys(holds))
 

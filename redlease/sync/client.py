@@ -17,7 +17,6 @@ from redlease.primitives.checkpoints import SequenceProgress
 from redlease.primitives.sequence import Item, Retry
 
 from .all_of import AllRequest
-from .bound import ProcessClient
 from .guard import Guard
 from .hold import Hold, OnLost
 from .leader import Leader
@@ -25,6 +24,7 @@ from .redis_clients import non_blocking
 from .rwlock import RWLock
 from .semaphore import Lock, Semaphore, Units
 from .sequence import SequenceRun
+from .thread.bound import ProcessClient
 
 
 class Redlease:

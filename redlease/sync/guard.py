@@ -7,7 +7,7 @@ from typing import Any
 
 import redlease
 
-from .bound import Bound
+from .thread.bound import Bound
 
 
 class Guard(Bound[redlease.Guard]):

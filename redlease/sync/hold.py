@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Literal, Self
-from weakref import WeakSet
 
 import redlease
-from redlease import clock, limits
+from redlease import limits
 from redlease.errors import LeaseLost, RedleaseError
 from redlease.hold import lease_lost, lease_of
 from redlease.limits import Duration
 from redlease.models import Permit
 
-from .bound import Losable, ProcessClient, entered_here
+from .thread.block import Block, Exiting, Manager, drop
+from .thread.bound import ProcessClient, entered_here
 
 OnLost = Literal["exit", "raise", "signal"]
 FORKED = "this process was forked from the one that holds it"
@@ -30,7 +30,7 @@ def checked_on_lost(on_lost: OnLost) -> OnLost:
     return on_lost
 
 
-class Hold:
+class Hold(Manager):
     """A permit that this process holds: renewed in the background, with its loss detected.
 
     As a `with` block it releases the permit at the end. A thread cannot be cancelled, so a body goes on when the permit
@@ -45,9 +45,8 @@ class Hold:
         ...     work(fence=hold.fence)
     """
 
-    _is_entered = False
     _is_told = False
-    _blocks: WeakSet[Losable] | None = None  # those of the thread that entered it
+    _block: Block | None = None  # that which it is entered in, if no `with` statement keeps it
 
     def __init__(self, client: ProcessClient, twin: redlease.Hold, on_lost: OnLost) -> None:
         self._client = client
@@ -57,12 +56,6 @@ class Hold:
 
     def __repr__(self) -> str:
         return f"<Hold of {self.resource!r} in the parent process>" if self._background.orphaned else repr(self._twin)
-
-    def __del__(self) -> None:
-        # Interrupted between the steps of entering or leaving the block, which then never comes to its end.
-        if self._is_entered and not self._background.ended:
-            with contextlib.suppress(RedleaseError):
-                self._background.post(self._drop)
 
     @property
     def resource(self) -> str:
@@ -146,29 +139,30 @@ class Hold:
         lease = lease_of(self._twin)
         if lease.ended or (self._on_lost != "signal" and self.lost):
             raise self._loss()
-        self._is_entered = True
-        if self._on_lost == "raise":
-            self._blocks = entered_here.blocks
-            self._blocks.add(self)
+        block = self._entering()
+        try:
+            block.begin(self._background, (self,))
+            self._enter()
+        except BaseException:
+            self._failed(block)
+            raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            if not self._is_over():
-                # With an error like KeyboardInterrupt the twin does not wait for the network.
-                self._released(lambda: self._twin.__aexit__(kind, error, traceback))
-        finally:
-            if self._blocks is not None:
-                self._blocks.discard(self)
+    def _enter(self) -> None:
+        if self._on_lost == "raise":
+            entered_here.add(self)
+
+    def _leave(self, block: Block, error: BaseException | None, exiting: Exiting) -> None:
+        if not self._is_over():
+            # With an error like KeyboardInterrupt the twin does not wait for the network.
+            self._released(lambda: exiting(self._twin))
+        block.end(self._background)
         self._left(error)
 
     def _left(self, error: BaseException | None) -> None:
         """Ends the block, whose permit is released: raises its loss, or notes it on the error of the body."""
-        self._is_entered = False
-        if self._blocks is not None:
-            self._blocks.discard(self)
+        if self._on_lost == "raise":
+            entered_here.discard(self)
         if self.lost and self._on_lost != "signal":
             loss = self._loss()
             if error is None or isinstance(error, GeneratorExit):
@@ -185,26 +179,14 @@ class Hold:
         self._is_told = True
         return self._loss()
 
-    def _entered(self) -> Self:
-        """From here on it is released when nobody has it any more, as its thread was interrupted."""
-        self._is_entered = True
-        return self
-
     def _check_at_start(self) -> None:
         """Raises `LeaseLost` if it was lost before its thread got it, unless it is only to signal that."""
         if self._on_lost != "signal" and self.lost:
             raise self._loss()
 
     async def _give_up(self) -> None:
-        """Gives the permit back; never waits for the network. For the loop's thread, as `_drop`."""
-        self._drop()
-
-    def _drop(self) -> None:
-        lease = lease_of(self._twin)
-        if not lease.ended and not lease.lost:
-            lease.end()
-            lease.keeper.give_back(lease)
-        lease.make_room(clock.now_ms())
+        """Gives the permit back; never waits for the network. For the loop's thread."""
+        drop(self._twin)
 
     def _is_over(self) -> bool:
         """Whether there is nothing left to release here."""
@@ -214,7 +196,7 @@ class Hold:
     def _released(self, how: Callable[[], Any]) -> bool | None:
         """Has the loop release it; it is lost if the client is closed at the same time."""
         if self._background.is_own_thread:  # by the end of a generator that is collected there
-            self._drop()
+            self._background.post(lambda: drop(self._twin))
             return None
         try:
             released: bool | None = self._background.run(self._client, how, must_finish=True)
@@ -230,42 +212,52 @@ class Hold:
         return lease_of(self._twin).loss()
 
 
-class HoldRequest:
+class Unused(weakref.ref["HoldRequest"]):
+    """Refers to a request that is not used yet, and warns of it if it goes.
+
+    Used requests have no finalizer, which would swallow an exception that comes just then from another thread.
+    """
+
+    resource: str = ""
+
+
+def warn_of(unused: Unused) -> None:
+    """Warns of a request that nobody has used."""
+    message = f"hold() of resource {unused.resource!r} was neither acquired nor entered: nothing was acquired"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+class HoldRequest(Manager):
     """What `hold(...)` returns: enter it with `with`, or call `acquire()` to get a `Hold`."""
 
-    _is_used = True  # until it is made: an interrupted constructor leaves nothing to warn of
-    _hold: Hold | None = None
     _is_entered = False
 
     def __init__(self, client: ProcessClient, make: Callable[[], redlease.HoldRequest], on_lost: OnLost) -> None:
         self._on_lost = checked_on_lost(on_lost)
         self._client = client
         self._make = make
-        self._made = client.twin, self._twin(make())
-        self._is_used = False
+        twin = self._twin(make())
+        self._resource = twin._resource
+        self._made: tuple[redlease.Redlease, redlease.HoldRequest] | None = (client.twin, twin)
+        self._unused: Unused | None = Unused(self, warn_of)
+        self._unused.resource = self._resource
 
     def __repr__(self) -> str:
-        state = "entered" if self._is_entered else "acquired" if self._is_used else "neither acquired nor entered yet"
-        return f"<hold() of {self._made[1]._resource!r}, {state}>"
-
-    def __del__(self) -> None:
-        if not self._is_used:
-            resource = self._made[1]._resource
-            message = f"hold() of resource {resource!r} was neither acquired nor entered: nothing was acquired"
-            warnings.warn(message, RuntimeWarning, stacklevel=2, source=self)
+        used = "acquired" if self._unused is None else "neither acquired nor entered yet"
+        return f"<hold() of {self._resource!r}, {'entered' if self._is_entered else used}>"
 
     def acquire(self) -> Hold:
         """Waits for the permit; returns its hold, which `hold.release()` ends. Raises what `redlease` says of `hold`.
 
         Each call is a request of its own. The permit is renewed until it is released, also if nobody keeps the hold.
         """
-        self._is_used = True
+        self._unused = None
         return self._client.call(self._obtain, undo=Hold._give_up)
 
     async def _obtain(self) -> Hold:
-        client, twin = self._made
-        if client is not self._client.twin:  # made before a fork
-            self._made = client, twin = self._client.twin, self._twin(self._make())
+        made, self._made = self._made, None  # it has a finalizer (see Unused), and goes in the loop's thread
+        is_new = made is not None and made[0] is self._client.twin  # else it was used, or made before a fork
+        twin = made[1] if made is not None and is_new else self._twin(self._make())
         hold = Hold(self._client, await twin, self._on_lost)
         hold._check_at_start()
         return hold
@@ -276,24 +268,28 @@ class HoldRequest:
         return request
 
     def __enter__(self) -> Hold:
+        return self._enter(self._entering())
+
+    def _enter(self, block: Block) -> Hold:
+        """Enters a block, of this request or of its pool."""
         if self._is_entered:
             raise RuntimeError("this hold() is entered already: call hold() again for another permit")
-        self._is_used = self._is_entered = True
+        self._unused, self._is_entered = None, True
+
+        async def obtain() -> Hold:
+            hold = await self._obtain()
+            block.begin(hold._background, (hold,))
+            return hold
+
         try:
-            hold = self._hold = self._client.call(self._obtain_entered, undo=Hold._give_up)
-            hold.__enter__()
+            hold = self._client.call(obtain, undo=Hold._give_up)
+            hold._enter()
         except BaseException:
-            self._hold, self._is_entered = None, False
+            self._is_entered = False
+            block.manager._failed(block)
             raise
         return hold
 
-    async def _obtain_entered(self) -> Hold:
-        return (await self._obtain())._entered()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        hold, self._hold, self._is_entered = self._hold, None, False
-        if hold is None:
-            raise RuntimeError("this hold() is not entered")
-        hold.__exit__(kind, error, traceback)
+    def _leave(self, block: Block, error: BaseException | None, exiting: Exiting) -> None:
+        self._is_entered = False
+        block.holds[0]._leave(block, error, exiting)

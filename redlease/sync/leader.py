@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator
 from types import TracebackType
 from typing import Self
@@ -94,15 +95,15 @@ class Leader:
         A term ends when its lease is lost, when it steps down, and when the loop asks for the next one. Use
         `contextlib.closing` around a loop that may be left early, or step down before.
         """
-        while True:
-            try:
-                hold = self._lock.hold(metadata=metadata).acquire()
-            except LeaseLost:
-                continue  # lost before the process could notice that it was elected
-            try:
-                yield Term(hold)
-            finally:
-                hold.release()
+        is_closed = False
+        while not is_closed:
+            # The loss of a term is no error, nor one before the process could notice that it was elected.
+            with contextlib.suppress(LeaseLost), self._lock.hold(metadata=metadata) as hold:
+                try:
+                    yield Term(hold)
+                except GeneratorExit:
+                    is_closed = True
+                    raise
 
     def current(self) -> Permit | None:
         """Returns the permit of who leads now, with the term's number as its fence; None if nobody does."""

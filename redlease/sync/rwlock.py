@@ -8,8 +8,8 @@ import redlease
 from redlease.models import Permit, Snapshot, Waiter
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
 
-from .bound import ProcessClient
 from .semaphore import Semaphore
+from .thread.bound import ProcessClient
 from .watching import Watch
 
 

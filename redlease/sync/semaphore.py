@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import get_ident
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import redlease
@@ -14,9 +13,10 @@ from redlease.models import HistoryEntry, Permit, Position, Snapshot
 from redlease.protocol.histories import HISTORY_COUNT
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
 
-from .bound import Bound, ProcessClient
 from .guarded import Decorator
 from .hold import Hold, HoldRequest, OnLost, checked_on_lost
+from .thread.block import Block, Exiting, Leave, Manager
+from .thread.bound import Bound
 from .watching import Watch
 
 
@@ -27,7 +27,7 @@ class Units(NamedTuple):
     weight: int
 
 
-class Semaphore(Bound[redlease.Semaphore]):
+class Semaphore(Manager, Bound[redlease.Semaphore]):
     """At most `capacity` units of a resource are held at once, granted in the order of arrival.
 
     Made by `Redlease.semaphore`. Any number of threads may share one object. The parameters and errors of each method
@@ -38,10 +38,6 @@ class Semaphore(Bound[redlease.Semaphore]):
         >>> with pool.hold(timeout=10) as hold:  # doctest: +SKIP
         ...     train(fence=hold.fence)
     """
-
-    def __init__(self, client: ProcessClient, make: Callable[[redlease.Redlease], redlease.Semaphore]) -> None:
-        super().__init__(client, make)
-        self._blocks: dict[int, list[HoldRequest]] = {}  # the open `with pool:` blocks of each thread
 
     @property
     def name(self) -> str:
@@ -259,22 +255,15 @@ class Semaphore(Bound[redlease.Semaphore]):
     # A plain `with pool as hold:`
 
     def __enter__(self) -> Hold:
-        request = self.hold()
-        hold = request.__enter__()
-        self._blocks.setdefault(get_ident(), []).append(request)
-        return hold
+        return self.hold()._enter(self._entering())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        thread = get_ident()
-        blocks = self._blocks.get(thread)
-        if not blocks:
-            raise RuntimeError(f"{self!r} is left by a thread that did not enter it: use `with pool.hold():`")
-        request = blocks.pop()
-        if not blocks:
-            del self._blocks[thread]
-        request.__exit__(kind, error, traceback)
+    @property
+    def _kept_here(self) -> list[Leave]:
+        kept: dict[int, list[Leave]] = self.__dict__.setdefault("_kept", {})
+        return kept.setdefault(get_ident(), [])
+
+    def _leave(self, block: Block, error: BaseException | None, exiting: Exiting) -> None:
+        block.holds[0]._leave(block, error, exiting)
 
 
 class Lock(Semaphore):

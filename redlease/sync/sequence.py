@@ -11,9 +11,9 @@ import redlease
 from redlease.limits import Duration
 from redlease.primitives.sequence import Item
 
-from .bound import Bound, ProcessClient
 from .hold import Hold
 from .semaphore import Lock
+from .thread.bound import Bound, ProcessClient
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Self
 from redlease.errors import RedleaseError
 from redlease.models import Snapshot
 
-from .bound import ProcessClient
+from .thread.bound import ProcessClient
 
 
 class Watch(Iterator[Snapshot]):

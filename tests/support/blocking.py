@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import redlease
 import redlease.sync
-from redlease.sync import background
+from redlease.sync.thread import background
 from redlease.sync.watching import Watch
 
 if TYPE_CHECKING:
@@ -38,12 +38,13 @@ class InterruptibleLock:
         self._begun = begun_of.get(threading.get_ident())
         self.locked, self.release = self._lock.locked, self._lock.release
 
-    def acquire(self) -> None:
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if self._lock.locked() and self._begun is not None:
             self._begun.set()  # it is posted
-        self._lock.acquire()
+        is_acquired = self._lock.acquire(blocking, timeout)
         if self._is_interrupted:
             raise Interrupted
+        return is_acquired
 
     def interrupt(self) -> None:
         """Raise in the thread that waits, if one does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -321,3 +322,20 @@ def test_all_threads_may_close_at_once(url: str, prefix: str) -> None:
         for thread, said in closing:
             thread.join(10)
             assert said == [None]
+
+
+def test_an_error_that_ends_the_background_thread_ends_no_program(
+    client: Redlease, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who waits gets an error that names it, and the next call starts another thread: as where a handler exits."""
+    lock = client.lock("r")
+    permit = lock.acquire()
+    waiting, said = in_thread(lambda: lock.hold().acquire())
+    until_waiting(client, "r")
+    client._client.background.post(sys.exit)
+    waiting.join(10)
+    assert "SystemExit" in str(said[0])
+    assert "was ended" in caplog.text
+    assert lock.release(permit)
+    with client.lock("other").hold(timeout=5) as hold:
+        assert not hold.lost

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import redis
 
-from redlease.sync import Redlease
+from redlease.sync import Redlease, RedleaseError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +63,7 @@ def test_ctrl_c_ends_a_wait(client: Redlease, url: str, prefix: str) -> None:
 STORM = """
 import gc, random, signal, sys, warnings
 from redlease.sync import Redlease
-from redlease.sync.background import process
+from redlease.sync.thread.background import process
 
 
 class Stop(BaseException):
@@ -264,3 +265,38 @@ print(hold.lost)
 def test_a_script_that_does_not_close_ends(url: str, prefix: str) -> None:
     """It ends at once and without a word, though it holds and a thread of it waits."""
     assert run(ENDS, url, prefix, timeout=10) == "False"
+
+
+IN_GREENLETS = """
+import sys
+from gevent import monkey
+
+if sys.argv[3] == "late":
+    from redlease.sync import Redlease
+monkey.patch_all(thread=sys.argv[3] != "without threads")
+
+from redlease.sync import Redlease, RedleaseError
+
+with Redlease.from_url(sys.argv[1], prefix=sys.argv[2]) as client:
+    pass
+"""
+
+
+@pytest.mark.parametrize("how", ["early", "late", "without threads"])
+def test_gevent_is_refused(url: str, prefix: str, how: str) -> None:
+    """Where gevent has replaced threads or sockets, a client says so on its first use, and what to use instead."""
+    with started(IN_GREENLETS, url, prefix, how) as process:
+        out, errors = process.communicate(timeout=30)
+    assert (process.returncode, out) == (1, "")
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("redlease.errors.RedleaseError: ")
+    assert "gevent has replaced them" in last
+    assert "celery --pool threads" in last
+
+
+def test_eventlet_is_refused(url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is with eventlet, which calls it otherwise."""
+    patched = SimpleNamespace(is_monkey_patched=lambda module: module == "thread")
+    monkeypatch.setitem(sys.modules, "eventlet.patcher", cast("Any", patched))
+    with pytest.raises(RedleaseError, match="eventlet has replaced them"), Redlease.from_url(url, prefix=prefix):
+        pass

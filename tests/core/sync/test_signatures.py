@@ -10,6 +10,7 @@ import pytest
 
 import redlease
 import redlease.sync
+from redlease.sync.thread.block import Exit, Manager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ def public(kind: type) -> dict[str, Any]:
     """Return the public methods and properties of a class, and those that syntax calls, by name."""
     names = [name for name in dir(kind) if not name.startswith("_") or name in SPELLED or name in SPELLED.values()]
     found = {name: inspect.getattr_static(kind, name) for name in names}
+    found |= {name: Manager._leave_kept for name, each in found.items() if isinstance(each, Exit)}
     wanted = (staticmethod, classmethod, property)
     return {name: each for name, each in found.items() if inspect.isfunction(each) or isinstance(each, wanted)}
 

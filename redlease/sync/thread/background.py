@@ -1,8 +1,12 @@
 """The background thread: one event loop a process, which runs the calls of all its blocking clients.
 
 A thread posts its call to the loop and waits on a lock until the result is there: one wake-up of the loop a call, and
-one of the thread. What interrupts the wait (Ctrl-C, or whatever a signal handler raises) ends the call on the loop
-before it comes out of the thread, so that nothing is left behind.
+one of the thread. What interrupts the wait (Ctrl-C, what a signal handler raises, or another thread has it raise) ends
+the call on the loop before it comes out of the thread, so that nothing is left behind.
+
+Finalizers and signal handlers call redlease too, between any two steps of what is written here, and the step they
+interrupt goes on only after they have returned. So each call has locks of its own, no step announces what only a later
+one does, and under the one lock that threads share, that of `Process`, no function is called.
 """
 
 from __future__ import annotations
@@ -10,9 +14,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import os
 import socket
+import sys
 import threading
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -26,9 +33,22 @@ from redlease.transport.base import CLOSED
 T = TypeVar("T")
 Undo = Callable[[T], Coroutine[Any, Any, object]]
 
+logger = logging.getLogger("redlease")
+
 # How long an interrupted thread waits at most until its call has ended, and a thread that ends the loop until it has.
 INTERRUPTED_S, STOP_S = 1.0, 5.0
+
+# A thread that waits for a lock gets an exception of another thread (`PyThreadState_SetAsyncExc`, with which Temporal,
+# dramatiq and RQ cancel) only once it has the lock, and no message can wake it for that. So it waits in slices.
+# A wake-up costs about 15 us: 200 threads that wait take 0.6 % of a core, and would take 3 % with slices of 0.1 s. With
+# INTERRUPTED_S, a cancelled wait ends within two seconds.
+SLICE_S = 0.5
+
 WAKE = b"."
+
+
+def _nothing() -> None:
+    return None
 
 
 class Call(Generic[T]):
@@ -83,7 +103,7 @@ class Call(Generic[T]):
         try:
             self.value = await self._work()
         except asyncio.CancelledError:
-            self.error = RedleaseError(CLOSED)  # or interrupted: then nobody looks at it
+            self.error = RedleaseError(self._background.why)  # or interrupted: then nobody looks at it
         except BaseException as error:  # noqa: BLE001  it is raised in the thread
             self.error = error
         self._finish()
@@ -91,7 +111,7 @@ class Call(Generic[T]):
     def fail(self) -> None:
         """Ends the wait of the thread, since the client is closed."""
         if not self._is_over:
-            self.error = RedleaseError(CLOSED)
+            self.error = RedleaseError(self._background.why)
             self._finish()
 
     def _finish(self) -> None:
@@ -130,35 +150,43 @@ class Background:
 
     Attributes:
         calls: The calls under way; for the loop's thread.
+        clients: Those that are open, under the lock of the process.
+        posted: What is to be done on the loop.
+        gone: Blocks that are not left yet: what releases their permits when nobody can leave them any more.
         ended: Whether it takes no more calls.
+        why: What a call is told that was under way at its end.
         exits: Whether the interpreter ends: daemon threads that wait then wait on, and print no error.
         orphaned: Whether this process was forked from the one whose thread it was.
     """
 
     ended = False
+    why = CLOSED
     exits = False
     orphaned = False
-    _is_woken = False
+    _ident: int | None = None  # of its thread, as soon as that can tell
+    _is_launched = False
+    _taken = 0  # how often the loop has looked at what was posted
+    _woken = -1  # the last value of `_taken` for which a wake was sent
 
     def __init__(self) -> None:
         self.calls: set[Call[Any]] = set()
-        self._clients: set[redlease.Redlease] = set()
-        self._posted: deque[Callable[[], None]] = deque()
+        self.clients: dict[redlease.Redlease, None] = {}
+        self.posted: deque[Callable[[], object]] = deque()
+        self.gone: dict[int, object] = {}
         self._context = Context()  # of no caller: what runs on for the client would keep it alive
         self._stopping = asyncio.Event()
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._loop = self._runner.get_loop()
         # Not `call_soon_threadsafe`, which is Python and can be interrupted before it has done anything.
         self._ear, self._mouth = socket.socketpair()
         self._ear.setblocking(False)
         self._mouth.setblocking(False)
         self._wake: Callable[[bytes], int] = self._mouth.send
         self._thread = threading.Thread(target=self._live, name="redlease", daemon=True)
+        self._begun = threading.Lock()
 
-    def start(self) -> None:
-        """Starts the thread, unless it runs."""
-        if self._thread.ident is None:
-            self._thread.start()
+    def discard(self) -> None:
+        """Closes one that was never used."""
+        self._ear.close()
+        self._mouth.close()
 
     # Called by any thread
 
@@ -182,12 +210,13 @@ class Background:
         call = Call(self, client, work, undo, must_finish=must_finish, context=context)
         try:
             self.post(call.start)
-            call.done.acquire()
+            while not call.done.acquire(True, SLICE_S):
+                self._check_wait()
             error = call.error
         except BaseException:
             # However often it is interrupted: the interpreter looks for signals after a call of C, not before it.
             try:
-                self._posted.append(call.abandon)
+                self.posted.append(call.abandon)
             finally:
                 try:  # noqa: SIM105  `suppress` is no call of C
                     self._wake(WAKE)
@@ -204,10 +233,22 @@ class Background:
         finally:
             del error, call  # the error's traceback refers to this frame
 
+    def _check_wait(self) -> None:
+        """Raises RedleaseError if nobody will end the wait, as the call is of a signal handler that came too late."""
+        if self.orphaned or (self.exits and get_ident() == threading.main_thread().ident):
+            raise RedleaseError(CLOSED)
+
     @property
     def is_own_thread(self) -> bool:
-        """Whether the current thread is the loop's."""
-        return get_ident() == self._thread.ident
+        """Whether the current thread is the loop's, or the one that starts it."""
+        if self._ident is not None:
+            return get_ident() == self._ident
+        # It starts, and may run finalizers before it can tell its number: its stack tells who it is.
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+        begun_by = frame.f_locals.get("self")
+        return begun_by is self or begun_by is self._thread
 
     def refuse_own_thread(self) -> None:
         """Raises RedleaseError in the loop's own thread: it cannot wait for itself."""
@@ -217,100 +258,150 @@ class Background:
                 "itself: call it in another thread"
             )
 
-    def post(self, action: Callable[[], None]) -> None:
-        """Has the loop's thread do something soon.
+    def post(self, action: Callable[[], object]) -> None:
+        """Has the loop's thread do something soon. It never waits.
 
         Raises:
             RedleaseError: The loop has ended.
         """
-        self._posted.append(action)
+        self.posted.append(action)
         if self.ended:
-            raise RedleaseError(CLOSED)
-        if not self._is_woken:
-            self._is_woken = True
-            with contextlib.suppress(OSError):  # it has ended since, and has done what was posted before
+            raise RedleaseError(self.why)
+        if not self._is_launched:
+            # Not `Thread.start`, which waits for the thread under a lock that the thread needs: a finalizer that
+            # interrupts it there, and waits for this loop, would wait for ever. Who is interrupted here starts it too.
+            start_new_thread(self._begin, ())
+            self._is_launched = True
+        # The wake is noted once it is sent: who interrupts this before that sends one too, and it is in vain at most.
+        # When the loop has looked meanwhile, the note is of an earlier look and stops nobody.
+        if self._woken != (taken := self._taken):
+            with contextlib.suppress(OSError):  # it is woken often already, or has ended since
                 self._wake(WAKE)
+            self._woken = taken
 
-    # On the loop
+    def wake(self, _: object = None) -> None:
+        """Has the loop's thread look at what others have put into `posted`."""
+        with contextlib.suppress(RedleaseError):
+            self.post(_nothing)
+
+    def stop(self, within_s: float = STOP_S) -> None:
+        """Ends the thread, and waits until it has ended."""
+        if self._is_launched:
+            with contextlib.suppress(RedleaseError):
+                self.post(self._stopping.set)
+            self.join(within_s)
+
+    def join(self, within_s: float = STOP_S) -> None:
+        """Waits until the thread has ended, if it has begun."""
+        if self._ident is not None and not self.orphaned:
+            self._thread.join(within_s)
+
+    # In its thread
+
+    def _begin(self) -> None:
+        """Starts the thread, in one that is there for nothing else, unless another one has."""
+        if self._begun.acquire(blocking=False):
+            try:
+                self._thread.start()
+            except BaseException as error:  # noqa: BLE001  the process has too many threads
+                self._report(error)
+                self._end()
+
+    def _live(self) -> None:
+        self._ident = get_ident()
+        try:
+            with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+                try:
+                    runner.run(self._until_stopped(), context=self._context)
+                except BaseException as error:  # noqa: BLE001  SystemExit in a callback of the user's, for example
+                    self._report(error)
+                runner.run(self._abandon(), context=self._context)
+        finally:
+            self._end()
+
+    def _report(self, error: BaseException) -> None:
+        self.why = f"redlease's background thread was ended by {error!r}, and holds nothing any more. Call again"
+        logger.critical("redlease's background thread was ended: permits are no longer renewed", exc_info=error)
+
+    def _end(self) -> None:
+        """Ends what threads wait for, in whatever way the loop has ended, so that none waits for ever."""
+        process().forget(self)
+        self.ended = True
+        self._do_posted()
+        for call in list(self.calls):  # cancelled before their first step
+            call.fail()
+        self._ear.close()
+        self._mouth.close()
 
     def _take(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._ear.recv(4096)
-        self._is_woken = False
-        for _ in range(len(self._posted)):
-            self._posted.popleft()()
+        self._taken += 1  # before it looks: who posts from now on wakes it again
+        self._do_posted()
+
+    def _do_posted(self) -> None:
+        for _ in range(len(self.posted)):
+            try:
+                self.posted.popleft()()
+            except Exception:
+                logger.exception("redlease: an exception that it did not expect")
 
     def end_calls(self, client: object) -> None:
         """Ends what threads still wait for of a client that is closed."""
         for call in [call for call in self.calls if call.client is client]:
             call.cancel()
 
-    def _live(self) -> None:
-        with self._runner as runner:
-            runner.run(self._until_stopped(), context=self._context)
-        for call in list(self.calls):  # cancelled before their first step
-            call.fail()
-        self._ear.close()
-        self._mouth.close()
-
     async def _until_stopped(self) -> None:
-        self._loop.add_reader(self._ear, self._take)
+        asyncio.get_running_loop().add_reader(self._ear, self._take)
         await self._stopping.wait()
-        for client in list(self._clients):
+
+    async def _abandon(self) -> None:
+        for client in list(self.clients):
             await client.abandon()
         self.ended = True  # before the last look: who posts from now on sees it
-        while self._posted:
-            self._posted.popleft()()
-        self._loop.remove_reader(self._ear)
+        self._do_posted()
+        asyncio.get_running_loop().remove_reader(self._ear)
 
-    def stop(self, within_s: float = STOP_S) -> None:
-        """Ends the thread, and waits until it has ended."""
-        with contextlib.suppress(RedleaseError):
-            self.post(self._stopping.set)
-        self._thread.join(within_s)
-
-    # Clients, under the lock of the process
-
-    def add(self, client: redlease.Redlease) -> None:
-        """Counts a client."""
-        self._clients.add(client)
-
-    def drop(self, client: redlease.Redlease) -> bool:
-        """Counts a client no more; returns True if it was the last."""
-        self._clients.discard(client)
-        return not self._clients
+    def leave(self, client: redlease.Redlease) -> None:
+        """Counts a client no more, and ends the loop if that was the last one."""
+        if process().is_last(self, client):
+            self._stopping.set()
 
 
 class Process:
     """What a process has at most one of. A forked child has another one: no lock of its parent's threads stays locked.
 
     Attributes:
-        lock: Guards `background` and the joining of clients.
+        lock: Guards `background`, its clients, and what a blocking client has of them. No function is called under it:
+            so no finalizer or signal handler, which may need it, runs meanwhile.
         background: The running loop, if there is one.
         orphans: The loops of the parents. Kept: closing one would change the selector that parent and child share.
+        exits: Whether the interpreter ends.
     """
+
+    exits = False
 
     def __init__(self, orphans: tuple[Background, ...] = ()) -> None:
         self.lock = threading.Lock()
         self.background: Background | None = None
         self.orphans = orphans
 
-    def join(self, client: redlease.Redlease) -> Background:
-        """Returns the running loop for a client, to be called under the lock; starts it if it does not run."""
-        if self.background is None:
-            self.background = Background()
-        self.background.start()
-        self.background.add(client)
-        return self.background
-
-    def leave(self, background: Background, client: redlease.Redlease) -> None:
-        """Ends the loop if that was its last client."""
+    def is_last(self, background: Background, client: redlease.Redlease) -> bool:
+        """Counts a client of a loop no more; returns True if it was the last one, whose loop takes no others then."""
         with self.lock:
-            is_last = background.drop(client)
-            if is_last and self.background is background:
+            if client in background.clients:
+                del background.clients[client]
+            if background.clients:
+                return False
+            if self.background is background:
                 self.background = None
-        if is_last:
-            background.stop()
+        return True
+
+    def forget(self, background: Background) -> None:
+        """Lets the next client have another loop, as this one has ended."""
+        with self.lock:
+            if self.background is background:
+                self.background = None
 
 
 _process = Process()
@@ -331,10 +422,11 @@ def _begin_in_child() -> None:
 
 def _end_with_process() -> None:
     # Permits and places stay until they expire, as when the process is killed.
-    background, _process.background = _process.background, None
+    background, _process.background, _process.exits = _process.background, None, True
     if background is not None:
         background.exits = True
         background.stop(1.0)
+        background.ended = True  # if it is stuck, too: what finalizers call from here on would wait for ever
 
 
 atexit.register(_end_with_process)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import Any, Generic, Protocol, TypeVar
-from weakref import WeakSet
 
 import redlease
 from redlease.errors import LeaseLost, RedleaseError
@@ -15,6 +16,7 @@ from redlease.guards.redis import CHECK
 from redlease.transport.base import CLOSED
 
 from .background import Background, Undo, process
+from .greenlets import check_threads
 
 T = TypeVar("T")
 
@@ -30,13 +32,24 @@ class EnteredHere(threading.local):
     """What the current thread has entered with `on_lost="raise"`."""
 
     def __init__(self) -> None:
-        # Weak: what an interruption has left in it must be collected, and released then.
-        self.blocks: WeakSet[Losable] = WeakSet()
+        # Weak: what an interruption has left in it must be collected. Not a WeakSet, of which no finalizer may enter
+        # another block while this looks through it.
+        self.blocks: dict[int, weakref.ref[Losable]] = {}
+
+    def add(self, block: Losable) -> None:
+        """Has the thread told when it is lost."""
+        self.blocks[id(block)] = weakref.ref(block)
+
+    def discard(self, block: Losable) -> None:
+        """Has the thread told no more."""
+        self.blocks.pop(id(block), None)
 
     def raise_loss(self) -> None:
         """Raises `LeaseLost`, once for each block of this thread whose permit is lost."""
-        for block in tuple(self.blocks):
-            if (loss := block._take_loss()) is not None:
+        for key, reference in self.blocks.copy().items():
+            if (block := reference()) is None:
+                self.blocks.pop(key, None)
+            elif (loss := block._take_loss()) is not None:
                 raise loss
 
 
@@ -77,7 +90,7 @@ class ProcessClient:
     @property
     def twin(self) -> redlease.Redlease:
         """The asyncio client of this process."""
-        if self._background is not None and self._background.orphaned:
+        if self._background is not None and self._background.ended and not self._is_closed:
             self._join()
         return self._twin
 
@@ -86,23 +99,32 @@ class ProcessClient:
         """The loop that runs the client in this process; starts it on first use.
 
         Raises:
-            RedleaseError: The client is closed.
+            RedleaseError: The client is closed, or gevent has replaced threads.
         """
         background = self._background
-        return self._join() if background is None or background.orphaned or self._is_closed else background
+        return self._join() if background is None or background.ended or self._is_closed else background
 
     def _join(self) -> Background:
-        here = process()
-        with here.lock:
+        check_threads()
+        while True:
             self.check_open()
-            if self._background is not None and self._background.orphaned:
-                self._twin, self._background = self._made(), None  # the other one was used before the fork
-            self._background = self._background or here.join(self._twin)
-            return self._background
+            here, old = process(), self._background
+            if old is not None and not old.ended:
+                return old
+            twin = self._twin if old is None else self._made()  # the old one's is of the process before a fork
+            fresh = Background() if here.background is None else None
+            with here.lock:  # no calls in here: see Process
+                background = here.background or fresh
+                if background is not None and self._background is old and not self._is_closed:
+                    here.background = background
+                    background.clients[twin] = None
+                    self._twin, self._background = twin, background
+            if fresh is not None and here.background is not fresh:
+                fresh.discard()  # another thread was faster
 
     def check_open(self) -> None:
-        """Raises RedleaseError if the client is closed."""
-        if self._is_closed:
+        """Raises RedleaseError if the client is closed, or the process ends."""
+        if self._is_closed or process().exits:
             raise RedleaseError(CLOSED)
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]], *, undo: Undo[T] | None = None) -> T:
@@ -133,31 +155,41 @@ class ProcessClient:
 
     def close(self, how: Callable[[redlease.Redlease], Coroutine[Any, Any, None]]) -> None:
         """Closes the client of this process in that way, and ends the loop with its last client."""
-        twin, background = self._twin, self._background
-        if background is None or background.ended:  # not used yet in this process, or closed
-            self._is_closed = True
-            return
-        background.refuse_own_thread()
+        if (background := self._background) is not None and not background.ended:
+            background.refuse_own_thread()
         self._is_closed = True
+        twin, background = self._twin, self._background  # no thread changes them any more
+        if background is None or background.ended:  # not used yet in this process, or closed
+            return
 
         async def close_and_end_calls() -> None:
             try:
                 await how(twin)
             finally:
                 background.end_calls(self)
+                background.leave(twin)
 
         try:
             background.run(self, close_and_end_calls, must_finish=True)
         except RedleaseError as error:
             if not background.ended and str(error) != CLOSED:  # another thread has closed it too
                 raise
-        finally:
-            self._leave()
+        if not background.clients:
+            background.join()
 
     def _leave(self) -> None:
         self._is_closed = True
-        if self._background is not None and not self._background.orphaned:
-            process().leave(self._background, self._twin)
+        twin, background = self._twin, self._background
+
+        async def leave() -> None:
+            if background is not None:
+                background.leave(twin)
+
+        if background is not None and not background.ended:
+            with contextlib.suppress(RedleaseError):  # it has ended since
+                background.run(self, leave, must_finish=True)
+            if not background.clients:
+                background.join()
 
 
 class Bound(Generic[T]):
