@@ -25,7 +25,8 @@ from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 from redlease import limits
 from redlease.limits import Duration
 from redlease_temporal.errors import LockError, misused
-from redlease_temporal.workflow_side.hold import seen, to_its_end, until
+from redlease_temporal.workflow_side.cancellation import seen
+from redlease_temporal.workflow_side.hold import to_its_end, until
 from redlease_temporal.workflow_side.run import current
 
 SEQUENCE = "redlease.sequence"  # the workflow's type
