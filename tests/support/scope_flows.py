@@ -69,7 +69,7 @@ async def _tried(pool: Semaphore) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _adopted(pool: Semaphore) -> AsyncIterator[None]:
-    async with await pool.adopt(await pool.acquire()):
+    async with pool.adopt(await pool.acquire()):
         yield
 
 

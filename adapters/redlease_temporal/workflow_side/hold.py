@@ -230,7 +230,7 @@ def _ends_the_body(error: BaseException | None) -> bool:
 
 
 class HoldRequest:
-    """What `hold(...)` returns: `await` it for a `Hold`, or enter it as a block."""
+    """What `hold(...)` and `adopt(...)` return: `await` it for a `Hold`, or enter it as a block."""
 
     def __init__(self, acquire: Callable[[], Awaitable[Hold]]) -> None:
         self._acquire = acquire
@@ -241,7 +241,7 @@ class HoldRequest:
 
     async def __aenter__(self) -> Hold:
         if self._hold is not None:
-            raise RuntimeError("this hold() is entered already: call hold() again for another permit")
+            raise RuntimeError("this is entered already: call hold() again for another permit")
         self._hold = await self._acquire()
         self._hold.enter()
         return self._hold

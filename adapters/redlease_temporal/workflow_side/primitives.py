@@ -197,7 +197,7 @@ class Semaphore:
             metrics.granted(self.name, run.resource_label, workflow.now() - began)
         return permit
 
-    async def adopt(
+    def adopt(
         self,
         permit: Permit,
         *,
@@ -205,8 +205,10 @@ class Semaphore:
         on_lost: OnLost = "cancel",
         on_close: locks.OnClose = "release",
         max_hold: Duration | None = None,
-    ) -> Hold:
+    ) -> HoldRequest:
         """Takes over a permit, from the run that this one continues or from elsewhere, and keeps it from then on.
+
+        As `hold`: `async with pool.adopt(permit) as hold:`, or `hold = await pool.adopt(permit)`.
 
         From a run of the same chain it keeps its fence; from elsewhere it gets a new one, so that its former holder is
         refused. `refence` overrides that; `on_lost`, `on_close` and `max_hold` are those of `hold`.
@@ -214,15 +216,19 @@ class Semaphore:
         Raises:
             LeaseLost: It is no longer held with its fence.
         """
-        run = current()
         self._own(permit)
         _check_endings(on_lost, on_close)
         max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
         metadata = misuse(limits.checked_metadata, permit.metadata)
         asked = Asked(permit.ticket, permit.weight, None, metadata, permit.key or "")
-        wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
-        adopted = await self._backend.adopt(run, locks.AdoptCall(self._terms, permit, wish, refence))
-        return self._hold_of(run, adopted, on_lost)
+
+        async def adopted() -> Hold:
+            run = current()
+            wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
+            kept = await self._backend.adopt(run, locks.AdoptCall(self._terms, permit, wish, refence))
+            return self._hold_of(run, kept, on_lost)
+
+        return HoldRequest(adopted)
 
     # Permits
 
