@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from redlease import clock, events, limits
-from redlease.adoption import AdoptRequest, kept
 from redlease.errors import RedleaseError
 from redlease.hold import Blocks, Hold, HoldRequest, Obtained, lease_lost
 from redlease.limits import GRACE_S, WAITS, Duration, Full
@@ -26,6 +25,7 @@ from redlease.session.refusals import not_replicated, refused_at_once
 from redlease.session.replacing import Replacing
 from redlease.tickets import GONE
 
+from .adoption import AdoptRequest, kept
 from .control import ResourceControl
 from .guarded import Decorator
 

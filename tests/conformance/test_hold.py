@@ -296,7 +296,7 @@ async def test_a_detached_permit_is_adopted(client: Redlease) -> None:
 
 
 async def test_an_adoption_is_a_block(client: Redlease) -> None:
-    """`adopt` is entered as `hold` is, releases the permit at the end of the block, and says when it is used wrongly."""
+    """`adopt` is entered as `hold` is, and gives the permit back at the end of the block."""
     lock = client.lock("r")
     before = await lock.hold()
     adopting = lock.adopt(before.detach())

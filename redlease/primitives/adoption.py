@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from redlease import clock, events
+from redlease.hold import HeldLease, Hold, HoldRequest
+from redlease.options import HoldOptions
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.replies import Granted, Message
-
-from . import clock, events
-from .hold import HeldLease, Hold, HoldRequest
-from .options import HoldOptions
-from .session.queueing import Session
-from .tickets import Adopted
+from redlease.session.queueing import Session
+from redlease.tickets import Adopted
 
 
 class AdoptRequest(HoldRequest):
