@@ -136,9 +136,17 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         internal_queue = self._settings.task_queue_of(client)
         if task_queue == internal_queue:
             return config
-        runtime = self._runtime_of(client)
+        runtime, around = self._runtime_of(client), config.get("interceptors", ())
+        before = next((each for each in around if isinstance(each, WorkerInterceptor)), None)
+        if before is not None:
+            if before.runtime is runtime:  # this very plugin was given to the client and to the worker
+                return config
+            raise ValueError(
+                f"the worker of task queue {task_queue!r} has two RedleasePlugins. A client's workers have its plugin: "
+                "give it to the client, and drop it from `Worker(plugins=[...])`"
+            )
         interceptor = WorkerInterceptor(runtime, internal_queue, self._settings.wait_attempt_s, self._resource_label)
-        config["interceptors"] = [*config.get("interceptors", ()), interceptor]
+        config["interceptors"] = [*around, interceptor]
         if config.get("workflows"):
             own = list(config.get("activities", ()))
             if not own:

@@ -213,6 +213,19 @@ async def test_the_plugin_given_to_the_worker_only(place: Place, pool: Semaphore
         await served_after(pool, contend(place, client, pool))
 
 
+async def test_the_plugin_given_to_client_and_worker(place: Place, pool: Semaphore, quiet: Quiet) -> None:
+    """The same plugin given twice is there once; another one is refused, with what to do."""
+    quiet.allow("The same plugin type")  # the SDK warns of it
+    plugin = place.plugin()
+    client = await place.client(plugins=[plugin])
+    with pytest.warns(UserWarning, match="same plugin type"):
+        served = worker(place, client, plugins=[plugin])
+    async with served:
+        await served_after(pool, contend(place, client, pool))
+    with pytest.warns(UserWarning, match="same plugin type"), pytest.raises(ValueError, match="drop it from"):
+        worker(place, client, plugins=[place.plugin()])
+
+
 async def test_two_namespaces_on_one_redis(place: Place, pool: Semaphore) -> None:
     """Workflows of the same ids in two namespaces contend for one resource, each told by its own relay."""
     client = await place.client()
