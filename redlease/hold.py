@@ -295,8 +295,9 @@ Obtained = tuple[PendingAcquire, Granted | None, Callable[[], None], float]
 
 
 class HoldRequest:
-    """What `hold(...)` returns: `await` it to get a `Hold`, or enter it with `async with`."""
+    """What `hold(...)` and `adopt(...)` return: `await` it to get a `Hold`, or enter it with `async with`."""
 
+    _made_by = "hold()"
     _used = True  # until it is made: an interrupted constructor leaves nothing to warn of
     _entered = False
     _hold: Hold | None = None
@@ -316,11 +317,13 @@ class HoldRequest:
 
     def __repr__(self) -> str:
         state = "entered" if self._entered else "awaited" if self._used else "neither awaited nor entered yet"
-        return f"<hold() of {self._resource!r}, {state}>"
+        return f"<{self._made_by} of {self._resource!r}, {state}>"
 
     def __del__(self) -> None:
         if not self._used:
-            message = f"hold() of resource {self._resource!r} was neither awaited nor entered: nothing was acquired"
+            message = (
+                f"{self._made_by} of resource {self._resource!r} was neither awaited nor entered: nothing was acquired"
+            )
             warnings.warn(message, RuntimeWarning, stacklevel=2, source=self)
 
     def __await__(self) -> Generator[object, None, Hold]:
@@ -350,7 +353,7 @@ class HoldRequest:
 
     async def __aenter__(self) -> Hold:
         if self._entered:
-            raise RuntimeError("this hold() is entered already: call hold() again for another permit")
+            raise RuntimeError(f"this {self._made_by} is entered already: call hold() again for another permit")
         self._used = self._entered = True
         try:
             hold = self._hold = self._begun(*await self._obtain(self._wish))
@@ -365,7 +368,7 @@ class HoldRequest:
     ) -> Coroutine[Any, Any, None]:
         hold, self._hold, self._entered = self._hold, None, False
         if hold is None:
-            raise RuntimeError("this hold() is not entered")
+            raise RuntimeError(f"this {self._made_by} is not entered")
         return hold.__aexit__(kind, error, traceback)
 
 

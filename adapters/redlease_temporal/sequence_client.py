@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Generic, overload
 
 from temporalio.client import (
     Client,
@@ -27,28 +27,29 @@ from .sequence.api import (
     APPEND,
     SEQUENCE,
     UPDATE_ID_BYTES_MAX,
+    AsyncHandler,
     Batch,
     Failure,
+    Item,
     Outcome,
     Progress,
+    Result,
     SequenceFailed,
     State,
-    Value,
-    checked_size,
+    ThreadedHandler,
     handling_of,
-    payload_of,
     result_type_of,
     results_of,
-    value_of,
     workflow_id_of,
 )
+from .sequence.values import Value, checked_size, payload_of, value_of
 from .sequence.workflow import CONTINUED, START, SequenceWorkflow
 from .worker import RedleasePlugin
 
 SEQUENCES = Keepers("its sequence")
 
 
-class Sequence:
+class Sequence(Generic[Item, Result]):
     """Items of a resource, handled one at a time by the workflow `sequence:{resource}`.
 
     Args:
@@ -69,6 +70,62 @@ class Sequence:
         >>> receipt = await ledger.append(payment)  # doctest: +SKIP
     """
 
+    @overload
+    def __init__(
+        self,
+        client: Client,
+        resource: str,
+        activity: AsyncHandler[Item, Result],
+        *,
+        task_queue: str,
+        start_to_close_timeout: Duration,
+        heartbeat_timeout: Duration | None = None,
+        retry_policy: RetryPolicy | None = None,
+        result_type: None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        client: Client,
+        resource: str,
+        activity: ThreadedHandler[Item, Result],
+        *,
+        task_queue: str,
+        start_to_close_timeout: Duration,
+        heartbeat_timeout: Duration | None = None,
+        retry_policy: RetryPolicy | None = None,
+        result_type: None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Sequence[Any, Result],
+        client: Client,
+        resource: str,
+        activity: Callable[..., Any] | str,
+        *,
+        task_queue: str,
+        start_to_close_timeout: Duration,
+        heartbeat_timeout: Duration | None = None,
+        retry_policy: RetryPolicy | None = None,
+        result_type: type[Result],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Sequence[Any, Any],
+        client: Client,
+        resource: str,
+        activity: str,
+        *,
+        task_queue: str,
+        start_to_close_timeout: Duration,
+        heartbeat_timeout: Duration | None = None,
+        retry_policy: RetryPolicy | None = None,
+        result_type: None = None,
+    ) -> None: ...
+
     def __init__(
         self,
         client: Client,
@@ -79,7 +136,7 @@ class Sequence:
         start_to_close_timeout: Duration,
         heartbeat_timeout: Duration | None = None,
         retry_policy: RetryPolicy | None = None,
-        result_type: type | None = None,
+        result_type: type[Any] | None = None,
     ) -> None:
         plugin = next((one for one in client.config()["plugins"] if isinstance(one, RedleasePlugin)), None)
         if plugin is None:
@@ -96,7 +153,7 @@ class Sequence:
         self._kind = result_type or result_type_of(activity)
         self._queue = plugin.internal_queue(client)
 
-    async def start(self, items: Iterable[Any]) -> WorkflowHandle[Any, Any]:
+    async def start(self, items: Iterable[Item]) -> WorkflowHandle[Any, Any]:
         """Starts the sequence with these items; `results` waits for their results.
 
         Raises:
@@ -115,7 +172,7 @@ class Sequence:
             result_type=Outcome,
         )
 
-    async def results(self) -> list[Any]:
+    async def results(self) -> list[Result]:
         """Waits until the sequence is idle; returns the results of the items it was started with, in their order.
 
         Raises:
@@ -136,7 +193,7 @@ class Sequence:
         count = len(outcome.results) + (outcome.failure is not None)
         return results_of(self._resource, count, outcome, self._decoded)
 
-    async def append(self, item: Any, *, id: str | None = None) -> Any:  # noqa: A002
+    async def append(self, item: Item, *, id: str | None = None) -> Result:  # noqa: A002
         """Appends an item to the running sequence, or to one that this call starts; returns the item's result.
 
         The server accepts at most ten such calls at once per sequence; further ones wait until it accepts them.
@@ -174,7 +231,8 @@ class Sequence:
                 failure = Failure(str(cause), getattr(cause, "type", None) or type(cause).__name__)
                 results_of(self._resource, 1, Outcome(failure=failure), lambda value: value)
                 raise
-            return self._decoded(value_of(result.payload))
+            decoded: Result = self._decoded(value_of(result.payload))
+            return decoded
 
     async def progress(self) -> Progress:
         """How far the sequence is that runs, or ran last; all zero if the server knows of none.

@@ -41,6 +41,10 @@ __all__ = ["RedleasePlugin", "current_hold", "exclusive"]
 
 logger = logging.getLogger("redlease.temporal")
 
+# With fewer cached workflows, the SDK drops a run while a local activity of it is under way: it cancels that, and does
+# not complete the workflow task, which the server hands out again after its timeout.
+CACHED_LEAST = 2
+
 # When redis-py's connection pool is garbage collected it imports modules, in any thread, so also in a workflow's.
 PASSED_THROUGH = ("redlease", "redlease_temporal", "redis")
 # An SDK before 1.35 cancels `run_worker` of a plugin when the worker has shut down.
@@ -136,10 +140,19 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         internal_queue = self._settings.task_queue_of(client)
         if task_queue == internal_queue:
             return config
-        runtime = self._runtime_of(client)
+        runtime, around = self._runtime_of(client), config.get("interceptors", ())
+        before = next((each for each in around if isinstance(each, WorkerInterceptor)), None)
+        if before is not None:
+            if before.runtime is runtime:  # this very plugin was given to the client and to the worker
+                return config
+            raise ValueError(
+                f"the worker of task queue {task_queue!r} has two RedleasePlugins. A client's workers have its plugin: "
+                "give it to the client, and drop it from `Worker(plugins=[...])`"
+            )
         interceptor = WorkerInterceptor(runtime, internal_queue, self._settings.wait_attempt_s, self._resource_label)
-        config["interceptors"] = [*config.get("interceptors", ()), interceptor]
+        config["interceptors"] = [*around, interceptor]
         if config.get("workflows"):
+            _warn_of_small_cache(task_queue, config.get("max_cached_workflows", CACHED_LEAST))
             own = list(config.get("activities", ()))
             if not own:
                 # The worker did not poll for activities, and must not start to take those of other workers on its
@@ -261,6 +274,16 @@ def _shutdown_awaits_this(worker: Worker) -> Iterator[None]:
         yield
     finally:
         ended.set()
+
+
+def _warn_of_small_cache(task_queue: str, most: int) -> None:
+    if most < CACHED_LEAST:
+        logger.warning(
+            "the worker of task queue %r has max_cached_workflows=%d: when it works on several workflows, the SDK "
+            "drops them while they ask for a lock, and each time the workflow task is repeated after its timeout of "
+            "10 s. To test replays, use temporalio.worker.Replayer",
+            *(task_queue, most),
+        )
 
 
 def _passing_through(runner: Any) -> Any:

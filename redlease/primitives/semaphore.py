@@ -11,20 +11,21 @@ from typing import NamedTuple, Self
 
 from redlease import clock, events, limits
 from redlease.errors import RedleaseError
-from redlease.hold import Blocks, HeldLease, Hold, HoldRequest, Obtained, lease_lost
+from redlease.hold import Blocks, Hold, HoldRequest, Obtained, lease_lost
 from redlease.limits import GRACE_S, WAITS, Duration, Full
 from redlease.log import about
 from redlease.models import Permit
 from redlease.options import AcquireOptions, HoldOptions, OnLost, checked_hold_options, own_name
 from redlease.protocol import arguments
 from redlease.protocol.arguments import AcquireRequest
-from redlease.protocol.replies import Granted, Message
+from redlease.protocol.replies import Message
 from redlease.session.ids import RequestIds
 from redlease.session.queueing import PendingAcquire
 from redlease.session.refusals import not_replicated, refused_at_once
 from redlease.session.replacing import Replacing
-from redlease.tickets import GONE, Adopted
+from redlease.tickets import GONE
 
+from .adoption import AdoptRequest, kept
 from .control import ResourceControl
 from .guarded import Decorator
 
@@ -212,13 +213,14 @@ class Semaphore(ResourceControl):
         """
         return await self._acquire_permit(self._usual.changed(0.0, ticket, weight, owner, metadata, key=key))
 
-    async def adopt(
+    def adopt(
         self, permit: Permit, *, refence: bool = True, on_lost: OnLost = "cancel", max_hold: Duration | None = None
-    ) -> Hold:
+    ) -> HoldRequest:
         """Takes over a permit, stored before a restart or received from another process, and renews it from then on.
 
         The permit gets a new fence, so that its former holder is refused. `refence=False` keeps the fence: use it only
-        if no former holder can still run. `on_lost` and `max_hold` are those of `hold`.
+        if no former holder can still run. `on_lost` and `max_hold` are those of `hold`, and as that it is awaited or
+        entered: `async with pool.adopt(permit) as hold:`.
 
         Raises:
             LeaseLost: The permit is no longer held under its fence: it expired, or was released or adopted elsewhere.
@@ -227,6 +229,9 @@ class Semaphore(ResourceControl):
         """
         limits.checked_permit(permit, self.name)
         fate = checked_hold_options(on_lost, max_hold)
+        return AdoptRequest(self.name, lambda: self._adopt(permit, fate, refence=refence))
+
+    async def _adopt(self, permit: Permit, fate: HoldOptions, *, refence: bool) -> Hold:
         self._session.check_open()
         terms = self._terms._replace(owner=self._terms.owner or own_name())
         written = arguments.label(terms.owner, limits.checked_metadata(permit.metadata, is_new=False), permit.key or "")
@@ -254,24 +259,10 @@ class Semaphore(ResourceControl):
             raise
         finally:
             self._tickets.unlisten(request, told.append)
-        lease = self._kept(ask, adopted, fate, told, forget_ticket)
-        if lease.lost and (on_lost == "cancel" or self._session.closed):
+        lease = kept(self._session, ask, adopted, fate, told, forget_ticket=forget_ticket)
+        if lease.lost and (lease.on_lost == "cancel" or self._session.closed):
             raise lease.loss()
         return Hold(lease, dict(permit.metadata))
-
-    def _kept(
-        self, ask: AcquireRequest, adopted: Adopted, fate: HoldOptions, told: list[Message], forget: Callable[[], None]
-    ) -> HeldLease:
-        fence, granted_at_ms, expires_at_ms, weight, capacity, sent_ms = adopted
-        granted, terms = Granted(fence, granted_at_ms, expires_at_ms, capacity), ask.terms
-        lease = HeldLease(self._session.keeper, ask._replace(weight=weight), forget)
-        if (emit := self._session.keeper.emit) is not None:
-            emit(events.Granted(self.name, ask.ticket, weight, fence, 0.0, False))
-        lease.start(granted, sent_ms + terms.lease_ms - clock.SERVER_TICK_MS, fate, clock.now_ms(), told=told)
-        if self._session.closed:  # closed before the reply came: `close` has released all other holds
-            lease.lose("its client was closed", "closed")
-            self._session.keeper.give_back(lease)
-        return lease
 
     # Permits
 

@@ -295,6 +295,30 @@ async def test_a_detached_permit_is_adopted(client: Redlease) -> None:
     assert not await lock.locked()
 
 
+async def test_an_adoption_is_a_block(client: Redlease) -> None:
+    """`adopt` is entered as `hold` is, and gives the permit back at the end of the block."""
+    lock = client.lock("r")
+    before = await lock.hold()
+    adopting = lock.adopt(before.detach())
+    async with adopting as hold:
+        assert hold.fence > before.fence
+        assert await lock.check(hold.permit)
+    assert not await lock.locked()
+    with pytest.raises(LeaseLost):
+        async with adopting:
+            pytest.fail("nothing was left to adopt")
+
+
+@pytest.mark.of_tasks("a loss cancels the task of a body, and nothing cancels a thread")
+async def test_the_loss_of_an_adopted_permit_ends_its_block(client: Redlease) -> None:
+    """As in the block of `hold`, the body is cancelled and the block raises LeaseLost."""
+    lock = client.lock("r")
+    with pytest.raises(LeaseLost):
+        async with lock.adopt(await lock.acquire(ticket="t")):
+            await lock.release("t")
+            await asyncio.sleep(30)
+
+
 async def test_a_lost_hold_cannot_be_detached(client: Redlease) -> None:
     """There is no permit to return any more."""
     lock = client.lock("r")
@@ -376,7 +400,7 @@ async def test_an_adoption_ends_with_its_client(make_client: MakeClient, servers
     stored = client.lock("stored")
     permit = await stored.acquire()
     await closing.lock("held").hold()
-    adopting = asyncio.create_task(closing.lock("stored").adopt(permit))
+    adopting = asyncio.ensure_future(closing.lock("stored").adopt(permit))
     await asyncio.sleep(0)  # it has been sent, and `held` is released behind it
     await closing.close()
     with pytest.raises(LeaseLost, match="closed"):

@@ -364,12 +364,16 @@ def test_what_is_public_is_documented(package: ModuleType, name: str) -> None:
 
 @pytest.mark.parametrize("path", ADAPTER_MODULES, ids=lambda path: path.name)
 def test_what_stands_in_the_adapter_is_documented(path: Path) -> None:
-    """Every module, class and function that stands at the head of a module and is not private has a docstring."""
+    """Every module, class and function that stands at the head of a module and is not private has a docstring.
+
+    Of a function with overloads it is the last that has it.
+    """
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree)
     kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     public = [node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
-    assert not [node.name for node in public if not ast.get_docstring(node)]
+    documented = {node.name for node in public if ast.get_docstring(node)}
+    assert not [node.name for node in public if node.name not in documented]
 
 
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=lambda path: path.name)

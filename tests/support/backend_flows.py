@@ -169,7 +169,7 @@ class Holder:
         pool = on.pool()
         try:
             if permit is not None:
-                async with await pool.adopt(permit, on_close=on.on_close, max_hold=on.max_hold) as hold:
+                async with pool.adopt(permit, on_close=on.on_close, max_hold=on.max_hold) as hold:
                     await self._until_told(hold.fence)
                     return f"adopted {hold.fence}"
             on_lost: Literal["cancel", "signal"] = "signal" if how == "guarded" else "cancel"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator
@@ -22,7 +23,7 @@ from redlease.sync.thread import background
 from redlease.sync.watching import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 
 
 class Interrupted(BaseException):
@@ -167,6 +168,24 @@ async def iterate(iterator: Iterator[Any]) -> AsyncGenerator[Any, None]:
         await worker().run(close)
 
 
+class Adopting:
+    """What `adopt` returns: a thread gets the hold at once, a task when it awaits or enters it."""
+
+    def __init__(self, adopt: Callable[[], Awaitable[Any]]) -> None:
+        self._adopt = adopt
+        self._hold: Any = None
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._adopt().__await__()
+
+    async def __aenter__(self) -> Any:
+        self._hold = await self._adopt()
+        return await self._hold.__aenter__()
+
+    async def __aexit__(self, *error: object) -> Any:
+        return await self._hold.__aexit__(*error)
+
+
 class Proxy:
     """One blocking object with the methods of its asyncio twin."""
 
@@ -190,6 +209,8 @@ class Proxy:
         async def call_in_thread(*args: Any, **kwargs: Any) -> Any:
             return wrapped(await worker().run(lambda: value(*map(blocking, args), **kwargs)))
 
+        if name == "adopt":
+            return lambda *args, **kwargs: Adopting(functools.partial(call_in_thread, *args, **kwargs))
         is_async = inspect.iscoroutinefunction(getattr(kind, name, None)) or name == "detach"
         return call_in_thread if is_async and name != "detach" else call
 

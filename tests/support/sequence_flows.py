@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import assert_type
 
 from temporalio import activity, workflow
 from temporalio.common import RetryPolicy
@@ -85,6 +86,7 @@ class Handing:
             )
         except SequenceFailed as error:
             return [*(receipt.index for receipt in error.results), -1, error.index]
+        assert_type(receipts, list[Receipt])
         assert all(isinstance(receipt, Receipt) for receipt in receipts)
         assert len({receipt.item_id for receipt in receipts}) == len(receipts)
         return [receipt.index for receipt in receipts]
@@ -105,6 +107,7 @@ class Naming:
             task_queue=task_queue,
             result_type=Receipt,
         )
+        assert_type(receipts, list[Receipt])
         return [receipt.index for receipt in receipts]
 
 

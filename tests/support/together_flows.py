@@ -95,7 +95,7 @@ class Sharing(Holding):
         pool = part.pool()
         try:
             if permit is not None:
-                async with await pool.adopt(permit) as hold:
+                async with pool.adopt(permit) as hold:
                     await self.until_told(hold)
                     return f"adopted {hold.fence}"
             limit = None if timeout is None else abs(timeout)

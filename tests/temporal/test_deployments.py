@@ -213,6 +213,30 @@ async def test_the_plugin_given_to_the_worker_only(place: Place, pool: Semaphore
         await served_after(pool, contend(place, client, pool))
 
 
+async def test_the_plugin_given_to_client_and_worker(place: Place, pool: Semaphore, quiet: Quiet) -> None:
+    """The same plugin given twice is there once; another one is refused, with what to do."""
+    quiet.allow("The same plugin type")  # the SDK warns of it
+    plugin = place.plugin()
+    client = await place.client(plugins=[plugin])
+    with pytest.warns(UserWarning, match="same plugin type"):
+        served = worker(place, client, plugins=[plugin])
+    async with served:
+        await served_after(pool, contend(place, client, pool))
+    with pytest.warns(UserWarning, match="same plugin type"), pytest.raises(ValueError, match="drop it from"):
+        worker(place, client, plugins=[place.plugin()])
+
+
+@pytest.mark.parametrize(("most", "warned"), [(0, True), (1, True), (2, False), (None, False)])
+async def test_a_cache_that_is_too_small(
+    place: Place, caplog: pytest.LogCaptureFixture, most: int | None, warned: bool
+) -> None:
+    """A worker whose cache drops runs in the middle of their calls is warned of, as nothing else shows it."""
+    options = {} if most is None else {"max_cached_workflows": most}
+    async with worker(place, await place.client(), **options):
+        pass
+    assert ("max_cached_workflows" in caplog.text) == warned
+
+
 async def test_two_namespaces_on_one_redis(place: Place, pool: Semaphore) -> None:
     """Workflows of the same ids in two namespaces contend for one resource, each told by its own relay."""
     client = await place.client()

@@ -44,12 +44,12 @@ def book(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def ledger(client: Client, book: str, task_queue: str) -> Sequence:
+def ledger(client: Client, book: str, task_queue: str) -> Sequence[Item, Receipt]:
     """The sequence as a service uses it."""
     return ledger_of(client, book, task_queue)
 
 
-def ledger_of(client: Client, book: str, task_queue: str) -> Sequence:
+def ledger_of(client: Client, book: str, task_queue: str) -> Sequence[Item, Receipt]:
     """Return a book's sequence."""
     return Sequence(
         client,
@@ -235,7 +235,7 @@ async def test_histories_replay(client: Client, place: Place, book: str) -> None
 # As a workflow of its own
 
 
-async def test_a_service_starts_a_sequence(ledger: Sequence, book: str) -> None:
+async def test_a_service_starts_a_sequence(ledger: Sequence[Item, Receipt], book: str) -> None:
     """It has the results in order, and while it runs nobody can start another."""
     await ledger.start([Item(index, book, pause=0.05) for index in range(4)])
     with pytest.raises(WorkflowAlreadyStartedError):
@@ -244,7 +244,7 @@ async def test_a_service_starts_a_sequence(ledger: Sequence, book: str) -> None:
     assert effects(book) == [0, 1, 2, 3]
 
 
-async def test_a_started_item_fails_for_good(ledger: Sequence, client: Client, book: str) -> None:
+async def test_a_started_item_fails_for_good(ledger: Sequence[Item, Receipt], client: Client, book: str) -> None:
     """The sequence's own workflow has failed then, and tells what is done."""
     await ledger.start([Item(0, book), Item(1, book, fails=-1), Item(2, book)])
     with pytest.raises(SequenceFailed, match="it can not be booked") as raised:
@@ -254,7 +254,7 @@ async def test_a_started_item_fails_for_good(ledger: Sequence, client: Client, b
         await run_of(client, book).result()
 
 
-async def test_items_are_appended(ledger: Sequence, book: str) -> None:
+async def test_items_are_appended(ledger: Sequence[Item, Receipt], book: str) -> None:
     """Each call returns the result of its own item, which comes after what was there before."""
     await ledger.start([Item(index, book, pause=0.05) for index in range(3)])
     receipts = await asyncio.gather(*(ledger.append(Item(index, book)) for index in range(3, 15)))
@@ -265,7 +265,7 @@ async def test_items_are_appended(ledger: Sequence, book: str) -> None:
     assert one_at_a_time(book)
 
 
-async def test_an_append_starts_a_sequence(ledger: Sequence, client: Client, book: str) -> None:
+async def test_an_append_starts_a_sequence(ledger: Sequence[Item, Receipt], client: Client, book: str) -> None:
     """Where none runs it starts one, which ends when it is done; a failing item fails that call alone."""
     assert (await ledger.append(Item(0, book))).index == 0
     await run_of(client, book).result()
@@ -274,7 +274,7 @@ async def test_an_append_starts_a_sequence(ledger: Sequence, client: Client, boo
     assert (await ledger.append(Item(2, book))).index == 2
 
 
-async def test_an_append_is_repeated(ledger: Sequence, book: str) -> None:
+async def test_an_append_is_repeated(ledger: Sequence[Item, Receipt], book: str) -> None:
     """Two calls under one id are one item."""
     await ledger.start([Item(0, book, pause=0.3)])
     one, other = await asyncio.gather(*(ledger.append(Item(1, book), id="the-one") for _ in range(2)))
@@ -282,7 +282,7 @@ async def test_an_append_is_repeated(ledger: Sequence, book: str) -> None:
     assert trace(book).count("begin 1") == 1
 
 
-async def test_ids_of_appended_items(ledger: Sequence, client: Client, book: str) -> None:
+async def test_ids_of_appended_items(ledger: Sequence[Item, Receipt], client: Client, book: str) -> None:
     """Any id names an item, but one that is too long for the server, which would stop the sequence, is refused."""
     assert (await asyncio.wait_for(ledger.append(Item(0, book), id="start"), 10)).index == 0
     with pytest.raises(ValueError, match="900"):
@@ -316,13 +316,13 @@ async def test_what_would_stop_a_sequence_is_refused(client: Client, wrong: dict
         Sequence(client, "r", post, **(options | wrong))
 
 
-async def test_progress_of_none(ledger: Sequence) -> None:
+async def test_progress_of_none(ledger: Sequence[Item, Receipt]) -> None:
     """Of a sequence that has never run nothing is done and nothing queued."""
     progress = await ledger.progress()
     assert (progress.handled, progress.queued, progress.current) == (0, 0, None)
 
 
-async def test_progress(ledger: Sequence, client: Client, book: str) -> None:
+async def test_progress(ledger: Sequence[Item, Receipt], client: Client, book: str) -> None:
     """A query tells what is done, what is not, and which item is handled now."""
     await ledger.start([Item(0, book), Item(1, book, fails=-2), Item(2, book)])
     await eventually(lambda: "begin 1" in trace(book))
@@ -338,7 +338,7 @@ async def began_anew(client: Client, book: str) -> bool:
     return (await client.count_workflows(ended)).count > 1
 
 
-async def test_appends_meet_a_sequence_that_ends(ledger: Sequence, client: Client, book: str) -> None:
+async def test_appends_meet_a_sequence_that_ends(ledger: Sequence[Item, Receipt], client: Client, book: str) -> None:
     """Each of 121 calls by three services has its result, though the sequence ends and is started anew between them."""
 
     async def append(service: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import os
 import re
@@ -16,6 +17,9 @@ from pages import DOCS, python_blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
+    from temporal_tools import Place
 
     from temporal_server import TemporalServer
 
@@ -49,6 +53,38 @@ async def test_the_files_run_as_they_stand(
     ) as process:
         output, _ = await asyncio.wait_for(process.communicate(), 30)
     assert re.fullmatch(r"job 1 trained under fence \d+\n", output.decode())
+
+
+TAKES = """
+
+@workflow.defn(sandboxed=False)
+class Takes:
+    @workflow.run
+    async def run(self, seconds: float) -> tuple[str, int]:
+        async with any_gpu(timedelta(minutes=1)) as (name, hold):
+            await workflow.sleep(seconds)
+            return name, hold.fence
+"""
+
+
+async def test_any_free_one_of_several(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What docs/migrating/temporal-samples.md shows gives each run a name of its own, and the next one that is free."""
+    shown = next(each.text for each in python_blocks("docs/migrating/temporal-samples.md") if "any_gpu" in each.text)
+    (tmp_path / "any_gpu.py").write_text(shown + TAKES)
+    monkeypatch.syspath_prepend(tmp_path)
+    takes = importlib.import_module("any_gpu").Takes
+    async with place.serving([takes], []) as client:
+        runs = [
+            await client.start_workflow(
+                takes.run, 1.0, id=f"{place.task_queue}-{number}", task_queue=place.task_queue, result_type=tuple
+            )
+            for number in range(4)
+        ]
+        told = [await each.result() for each in runs]
+    names = [name for name, _ in told]
+    assert set(names) == {"gpu-a", "gpu-b", "gpu-c"}
+    (twice,) = {name for name in names if names.count(name) == 2}
+    assert len({fence for name, fence in told if name == twice}) == 2
 
 
 def test_every_setting_of_the_plugin_is_in_the_docs() -> None:

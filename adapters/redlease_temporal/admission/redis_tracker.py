@@ -51,6 +51,9 @@ class PlaceTracker:
     def wake(self) -> None:
         """Does nothing: the workflow is looked at often anyway."""
 
+    def look_soon(self) -> None:
+        """Does nothing: it is looked at soon in any case."""
+
     async def fill_lease(self) -> None:
         """Does nothing: the place's lease is long."""
 

@@ -1,7 +1,8 @@
 """Asks the Temporal server for the status of the workflow runs that hold permits.
 
 Each look is one call, and serves all trackers of a run. A run is looked at as often as the most frequent of its
-trackers asks for: seldom, unless somebody waits for what the run holds. The looks per second are bounded in total.
+trackers asks for: seldom, unless somebody waits for what the run holds. The looks per second are bounded in total, and
+those at runs that nobody waits for take at most half of them: the more such runs there are, the more seldom.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class _Entry:
     callbacks: dict[Callable[[Look], None], float] = field(default_factory=dict)  # how often each wants a look, ms
     asked_ms: float = 0.0  # when the look under way began, 0 if there is none
     looked_ms: float = 0.0
-    known_ms: float = 0.0  # when the server last reported the status
+    unknown_ms: float = 0.0  # when the first look began that the server did not answer since it last did, 0 for none
     due_ms: float = 0.0
 
     @property
@@ -115,7 +116,7 @@ class RunMonitor:
         entry = self._entries.get(run)
         if entry is None:
             now_ms = clock.now_ms()
-            entry = self._entries[run] = _Entry(run, looked_ms=now_ms, known_ms=now_ms)
+            entry = self._entries[run] = _Entry(run, looked_ms=now_ms)
             self._plan(entry)
         entry.callbacks.setdefault(callback, SELDOM_MS)
         if every_ms is not None:
@@ -148,15 +149,19 @@ class RunMonitor:
             self._look_at(entry, clock.now_ms() + SOON_MS)
 
     def unknown_ms(self, run: RunKey) -> float:
-        """For how many ms the server has not reported the run's status."""
+        """For how many ms the server has left looks at the run without an answer."""
         entry, now_ms = self._entries.get(run), clock.now_ms()
         if entry is None:
             return 0.0
         late = 0.0 < entry.asked_ms < now_ms - LATE_MS
-        return max(0.0, (now_ms if late else entry.looked_ms) - entry.known_ms)
+        since_ms = entry.unknown_ms or (entry.asked_ms if late else 0.0)
+        return max(0.0, (now_ms if late else entry.looked_ms) - since_ms) if since_ms else 0.0
 
     def _plan(self, entry: _Entry) -> None:
-        self._look_at(entry, entry.looked_ms + entry.every_ms)
+        every_ms = entry.every_ms
+        if every_ms >= SELDOM_MS:  # half of the looks are for runs that somebody waits for
+            every_ms = max(every_ms, 2 * len(self._entries) * self._pause_s * 1000)
+        self._look_at(entry, entry.looked_ms + every_ms)
 
     def _look_at(self, entry: _Entry, due_ms: float) -> None:
         entry.due_ms = due_ms
@@ -201,7 +206,7 @@ class RunMonitor:
 
         One that comes later may be for another workflow of that ID, which the look knows nothing of.
         """
-        entry = self._entries.get(run)
+        entry, began_ms = self._entries.get(run), clock.now_ms()
         callbacks = () if entry is None else tuple(entry.callbacks)
         what = f"workflow {run[0]!r}: a look at how it stands"
         try:
@@ -213,8 +218,7 @@ class RunMonitor:
             self._once.over(what)
         if entry is not None and entry is self._entries.get(run):
             entry.asked_ms, entry.looked_ms = 0.0, clock.now_ms()
-            if look.fate is not RunStatus.UNKNOWN:
-                entry.known_ms = entry.looked_ms
+            entry.unknown_ms = (entry.unknown_ms or began_ms) if look.fate is RunStatus.UNKNOWN else 0.0
             self._plan(entry)
             for callback in (each for each in callbacks if each in entry.callbacks):
                 try:

@@ -25,7 +25,7 @@ class WorkerInterceptor(Interceptor):
     def __init__(
         self, runtime: Runtime | None, task_queue: str, wait_attempt_s: float, label: ResourceLabel | None
     ) -> None:
-        self._runtime = runtime
+        self.runtime = runtime
         new_run = functools.partial(Run, task_queue, wait_attempt_s, label)
         # The SDK constructs one per workflow with its own arguments only, so these are class attributes.
         members = {
@@ -37,8 +37,8 @@ class WorkerInterceptor(Interceptor):
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002
         return (
             next
-            if self._runtime is None
-            else GuardedActivities(next, self._runtime.temporal, self._runtime.attempts, self._runtime.relay)
+            if self.runtime is None
+            else GuardedActivities(next, self.runtime.temporal, self.runtime.attempts, self.runtime.relay)
         )
 
     def workflow_interceptor_class(self, _: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:

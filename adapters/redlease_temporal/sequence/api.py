@@ -7,16 +7,13 @@ payloads stand in users' histories: add fields only with defaults, and never cha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
-import json
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from temporalio import workflow
-from temporalio.api.common.v1 import Payload
 from temporalio.api.common.v1 import RetryPolicy as ProtoRetryPolicy
 from temporalio.common import RetryPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
@@ -25,19 +22,25 @@ from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 from redlease import limits
 from redlease.limits import Duration
 from redlease_temporal.errors import LockError, misused
-from redlease_temporal.workflow_side.hold import seen, to_its_end, until
+from redlease_temporal.workflow_side.cancellation import seen
+from redlease_temporal.workflow_side.hold import to_its_end, until
 from redlease_temporal.workflow_side.run import current
+
+from .values import Value, checked_size, payload_of, value_of
 
 SEQUENCE = "redlease.sequence"  # the workflow's type
 EXTEND, WITHDRAW, ASK, APPEND, PROGRESS = "extend", "withdraw", "ask", "append", "progress"
-BYTES_MAX = 1_000_000  # of all items and results in a sequence: one run must be able to pass them to the next
 UPDATE_ID_BYTES_MAX = 900  # of an appended item's id, which the id of its activity begins with
 NAME_BYTES_MAX = 1_000  # of the name of an activity or task queue: the server accepts no more
 PATIENCE_S = (10.0, 600.0)  # how long a caller waits before it asks whether its batch is still known: first and longest
 ROUNDS = 10  # how often a caller retries when the sequence ends just as it delivers
 ACTIVITY = "__temporal_activity_definition"
 
-Value = dict[str, Any]  # one item or result as JSON: {"json": ...}, or {"payload": ...} if it is encoded otherwise
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+# An activity is a function, or a method of whatever the worker has.
+AsyncHandler = Callable[[Item], Awaitable[Result]] | Callable[[Any, Item], Awaitable[Result]]
+ThreadedHandler = Callable[[Item], Result] | Callable[[Any, Item], Result]
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,35 @@ class SequenceFailed(LockError):
         self.results = list(results)
 
 
+@overload
+async def sequence(
+    resource: str,
+    items: Iterable[Item],
+    activity: AsyncHandler[Item, Result],
+    *,
+    start_to_close_timeout: Duration,
+    heartbeat_timeout: Duration | None = None,
+    retry_policy: RetryPolicy | None = None,
+    task_queue: str | None = None,
+    result_type: None = None,
+) -> list[Result]: ...
+
+
+@overload
+async def sequence(
+    resource: str,
+    items: Iterable[Item],
+    activity: ThreadedHandler[Item, Result],
+    *,
+    start_to_close_timeout: Duration,
+    heartbeat_timeout: Duration | None = None,
+    retry_policy: RetryPolicy | None = None,
+    task_queue: str | None = None,
+    result_type: None = None,
+) -> list[Result]: ...
+
+
+@overload
 async def sequence(
     resource: str,
     items: Iterable[Any],
@@ -154,7 +186,34 @@ async def sequence(
     heartbeat_timeout: Duration | None = None,
     retry_policy: RetryPolicy | None = None,
     task_queue: str | None = None,
-    result_type: type | None = None,
+    result_type: type[Result],
+) -> list[Result]: ...
+
+
+@overload
+async def sequence(
+    resource: str,
+    items: Iterable[Any],
+    activity: str,
+    *,
+    start_to_close_timeout: Duration,
+    heartbeat_timeout: Duration | None = None,
+    retry_policy: RetryPolicy | None = None,
+    task_queue: str | None = None,
+    result_type: None = None,
+) -> list[Any]: ...
+
+
+async def sequence(
+    resource: str,
+    items: Iterable[Any],
+    activity: Callable[..., Any] | str,
+    *,
+    start_to_close_timeout: Duration,
+    heartbeat_timeout: Duration | None = None,
+    retry_policy: RetryPolicy | None = None,
+    task_queue: str | None = None,
+    result_type: type[Any] | None = None,
 ) -> list[Any]:
     """Handles items one at a time, in order; no items of other calls for the resource run between or beside them.
 
@@ -337,35 +396,6 @@ def result_type_of(activity: Callable[..., Any] | str) -> type | None:
     except NameError:  # a name that only type checkers see
         return None
     return typing.cast("type | None", hinted)
-
-
-def value_of(payload: Payload) -> Value:
-    """A payload as JSON, readable if it contains JSON."""
-    if dict(payload.metadata) == {"encoding": b"json/plain"}:
-        with contextlib.suppress(ValueError):  # a payload made by hand may claim to be JSON and be none
-            return {"json": json.loads(payload.data)}
-    return {"payload": payload.SerializeToString().hex()}
-
-
-def payload_of(value: Value) -> Payload:
-    """The payload of a value."""
-    if "json" in value:
-        return Payload(metadata={"encoding": b"json/plain"}, data=json.dumps(value["json"]).encode())
-    return Payload.FromString(bytes.fromhex(value["payload"]))
-
-
-def size_of(values: Iterable[Value]) -> int:
-    """The size of the values as JSON, in bytes."""
-    return sum(len(json.dumps(value)) for value in values)
-
-
-def checked_size(resource: str, values: list[Value]) -> None:
-    """Raises ValueError for items that are too large for one sequence."""
-    if (size := size_of(values)) > BYTES_MAX:
-        raise ValueError(
-            f"resource {resource!r}: the items have {size:,} bytes, {BYTES_MAX:,} are allowed in one sequence. Pass "
-            "what they can be found by, or hand them over in parts"
-        )
 
 
 def checked_batch(batch: Batch, policy: Callable[[Handling], RetryPolicy]) -> None:

@@ -15,7 +15,6 @@ from redlease_temporal.workflow_side.mailbox import signal
 from .api import (
     APPEND,
     ASK,
-    BYTES_MAX,
     EXTEND,
     PROGRESS,
     SEQUENCE,
@@ -28,13 +27,10 @@ from .api import (
     Outcome,
     Progress,
     State,
-    Value,
     checked_batch,
-    payload_of,
     reply_signal,
-    size_of,
-    value_of,
 )
+from .values import BYTES_MAX, Value, payload_of, size_of, value_of
 
 SEEN_MAX = 1000  # keys of ended batches to remember, so that a repeated delivery is ignored
 START = "start"  # the key of the batch whose outcome is the workflow's result

@@ -17,6 +17,7 @@ from redlease_temporal.errors import LeaseLost, lease_lost
 from redlease_temporal.payloads.locks import Guard
 
 from . import metrics
+from .cancellation import seen, until_done
 from .requests import original_run_of
 from .run import Run, begin_guarding, current
 
@@ -27,20 +28,15 @@ OnLost = Literal["cancel", "signal"]
 async def to_its_end(work: Awaitable[T]) -> T:
     """Awaits work that must finish: neither a cancellation of the task nor the end of the run interrupts it.
 
-    The cancellation is raised afterwards.
+    The cancellation is raised afterwards. Only if this task is cancelled without end, as in a scope of anyio, it is
+    raised at once. The run's end and its next requests wait for the work then.
     """
-    task = asyncio.ensure_future(work)
-    current().track(task)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-        except Exception:  # noqa: BLE001, S110  it is raised below
-            pass
+    task, run = asyncio.ensure_future(work), current()
+    run.track(task)
+    cancelled = await until_done(task)
     if cancelled is not None:
-        task.exception()  # marks the exception as retrieved
+        task.add_done_callback(seen)
+        run.leave_behind(task)
         raise cancelled
     return task.result()
 
@@ -52,12 +48,6 @@ async def until(condition: Callable[[], bool], timeout_s: float | None) -> None:
     """
     async with asyncio.timeout(timeout_s):
         await workflow.wait_condition(condition)
-
-
-def seen(task: asyncio.Task[Any]) -> None:
-    """Retrieves the exception of a task that nobody awaits, so that asyncio does not log it."""
-    if not task.cancelled():
-        task.exception()
 
 
 class Hold:
@@ -240,7 +230,7 @@ def _ends_the_body(error: BaseException | None) -> bool:
 
 
 class HoldRequest:
-    """What `hold(...)` returns: `await` it for a `Hold`, or enter it as a block."""
+    """What `hold(...)` and `adopt(...)` return: `await` it for a `Hold`, or enter it as a block."""
 
     def __init__(self, acquire: Callable[[], Awaitable[Hold]]) -> None:
         self._acquire = acquire
@@ -251,7 +241,7 @@ class HoldRequest:
 
     async def __aenter__(self) -> Hold:
         if self._hold is not None:
-            raise RuntimeError("this hold() is entered already: call hold() again for another permit")
+            raise RuntimeError("this is entered already: call hold() again for another permit")
         self._hold = await self._acquire()
         self._hold.enter()
         return self._hold

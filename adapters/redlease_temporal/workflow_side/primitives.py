@@ -191,12 +191,13 @@ class Semaphore:
         run = current()
         wish = self._wish(run, self._asked(ticket, weight, owner, metadata, key=key), keep=False, queue=False)
         began = workflow.now()
+        await run.wait_for_what_is_left()
         permit = await self._backend.try_acquire(run, wish)
         if permit is not None:
             metrics.granted(self.name, run.resource_label, workflow.now() - began)
         return permit
 
-    async def adopt(
+    def adopt(
         self,
         permit: Permit,
         *,
@@ -204,8 +205,10 @@ class Semaphore:
         on_lost: OnLost = "cancel",
         on_close: locks.OnClose = "release",
         max_hold: Duration | None = None,
-    ) -> Hold:
+    ) -> HoldRequest:
         """Takes over a permit, from the run that this one continues or from elsewhere, and keeps it from then on.
+
+        As `hold`: `async with pool.adopt(permit) as hold:`, or `hold = await pool.adopt(permit)`.
 
         From a run of the same chain it keeps its fence; from elsewhere it gets a new one, so that its former holder is
         refused. `refence` overrides that; `on_lost`, `on_close` and `max_hold` are those of `hold`.
@@ -213,15 +216,19 @@ class Semaphore:
         Raises:
             LeaseLost: It is no longer held with its fence.
         """
-        run = current()
         self._own(permit)
         _check_endings(on_lost, on_close)
         max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
         metadata = misuse(limits.checked_metadata, permit.metadata)
         asked = Asked(permit.ticket, permit.weight, None, metadata, permit.key or "")
-        wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
-        adopted = await self._backend.adopt(run, locks.AdoptCall(self._terms, permit, wish, refence))
-        return self._hold_of(run, adopted, on_lost)
+
+        async def adopted() -> Hold:
+            run = current()
+            wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
+            kept = await self._backend.adopt(run, locks.AdoptCall(self._terms, permit, wish, refence))
+            return self._hold_of(run, kept, on_lost)
+
+        return HoldRequest(adopted)
 
     # Permits
 
@@ -383,6 +390,7 @@ class Semaphore:
     async def _obtain(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         began = workflow.now()
         with run.requesting():
+            await run.wait_for_what_is_left()
             permit = await self._within(run, wish, timeout)
         metrics.granted(self.name, run.resource_label, workflow.now() - began)
         return permit

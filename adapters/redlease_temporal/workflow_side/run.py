@@ -50,6 +50,7 @@ class Run:
         fresh: The history length when a local activity granted each permit.
         used: The history length when a local activity last needed each permit.
         under_way: Work that must finish before the run ends.
+        left_behind: That of it which nobody awaits.
         requests: The tasks that make requests, and how often each had been cancelled before.
     """
 
@@ -64,12 +65,24 @@ class Run:
     fresh: dict[tuple[str, str], int] = field(default_factory=dict)
     used: dict[tuple[str, str], int] = field(default_factory=dict)
     under_way: set[asyncio.Future[Any]] = field(default_factory=set)
+    left_behind: set[asyncio.Future[Any]] = field(default_factory=set)
     requests: list[tuple[asyncio.Task[Any], int]] = field(default_factory=list)
 
     def track(self, work: asyncio.Future[Any]) -> None:
         """Makes `wait_until_idle` wait until this work is done."""
         self.under_way.add(work)
         work.add_done_callback(self.under_way.discard)
+
+    def leave_behind(self, work: asyncio.Future[Any]) -> None:
+        """Makes `wait_for_what_is_left` wait until this work is done."""
+        if not work.done():
+            self.left_behind.add(work)
+            work.add_done_callback(self.left_behind.discard)
+
+    async def wait_for_what_is_left(self) -> None:
+        """Waits until what this run released is released, so that it does not stand in the way of its own request."""
+        while self.left_behind:
+            await workflow.wait(list(self.left_behind))
 
     @contextlib.contextmanager
     def requesting(self) -> Iterator[None]:

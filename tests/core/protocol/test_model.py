@@ -21,7 +21,7 @@ from redlease.testing import Model
 from helpers import cancel, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable
 
     from redlease import Permit, Semaphore
 
@@ -65,9 +65,9 @@ class Comparison(RuleBasedStateMachine):
         await self.client.close()
         await self.fake.aclose()
 
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def run(self, step: Awaitable[Any]) -> Any:
         """Run one step on the machine's own loop."""
-        return self.loop.run_until_complete(coroutine)
+        return self.loop.run_until_complete(step)
 
     def pool(self, lease: int = 1000, capacity: int | None = None) -> Semaphore:
         """Return the semaphore with such terms."""

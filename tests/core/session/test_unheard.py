@@ -96,6 +96,13 @@ async def test_a_hold_that_was_never_begun(client: Redlease) -> None:
         client.lock("forgotten").hold(timeout=1)
 
 
+async def test_an_adoption_that_was_never_begun(client: Redlease) -> None:
+    """The same warning is given for it."""
+    permit = await client.lock("forgotten").acquire()
+    with pytest.warns(RuntimeWarning, match=r"adopt\(\) of resource 'forgotten' was neither awaited nor entered"):
+        client.lock("forgotten").adopt(permit)
+
+
 async def test_a_hold_that_was_begun_is_not_warned_of(client: Redlease) -> None:
     """Neither one that is used, whatever becomes of it, nor one that was refused for its parameters."""
     lock = client.lock("r")

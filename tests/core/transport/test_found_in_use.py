@@ -106,7 +106,7 @@ async def test_an_adoption_that_was_cancelled_may_be_repeated(client: Redlease) 
     """The second call gets what the first may have got, instead of being told that somebody else did."""
     lock = client.lock("r")
     permit = await lock.acquire()
-    task = asyncio.create_task(lock.adopt(permit))
+    task = asyncio.ensure_future(lock.adopt(permit))
     for _ in range(2):
         await asyncio.sleep(0)
     await cancel(task)

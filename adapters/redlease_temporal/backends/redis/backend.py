@@ -20,14 +20,13 @@ from redlease_temporal.workflow_side.backend import (
     OFTEN,
     LocalBackend,
     failed_call,
-    is_cancelled,
     local,
     prolonged,
-    raise_if_cancelled,
     read,
     timed_out,
 )
-from redlease_temporal.workflow_side.hold import seen, to_its_end, until
+from redlease_temporal.workflow_side.cancellation import ended, seen
+from redlease_temporal.workflow_side.hold import to_its_end, until
 from redlease_temporal.workflow_side.run import Run, current
 
 T = TypeVar("T")
@@ -55,7 +54,6 @@ class RedisBackend(LocalBackend):
             if (refused := refusal(error)) is not None:
                 raise refused from error
             await to_its_end(self._withdraw(wish))
-            raise_if_cancelled(error)
             if isinstance(error.cause, ActivityTimeout) and error.cause.type == TimeoutType.SCHEDULE_TO_CLOSE:
                 raise timed_out(self.away, wish, timeout or timedelta(0)) from error
             raise
@@ -67,7 +65,7 @@ class RedisBackend(LocalBackend):
         try:
             return await local(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)
         except ActivityError as error:
-            if refusal(error) is not None or is_cancelled(error):
+            if refusal(error) is not None:
                 raise
             return locks.AcquireStatus()  # Redis did not answer in time: the waiting activity retries
 
@@ -80,16 +78,18 @@ class RedisBackend(LocalBackend):
         if standing.shape == locks.BY_SIGNAL:
             return await self._wait_for_signal(run, wish, timeout)
         place = "" if standing.ahead is None else f", place {standing.ahead + 1}"
-        returned: RawValue | None = await workflow.execute_activity(
-            locks.WAIT,
-            wish,
-            result_type=RawValue,
-            task_queue=run.task_queue,
-            activity_id=wish.wait_id,
-            schedule_to_close_timeout=timeout,
-            start_to_close_timeout=timedelta(seconds=run.wait_attempt_s),
-            retry_policy=OFTEN,
-            summary=f"waiting for {self._terms.resource}{place}",
+        returned: RawValue | None = await ended(
+            workflow.start_activity(
+                locks.WAIT,
+                wish,
+                result_type=RawValue,
+                task_queue=run.task_queue,
+                activity_id=wish.wait_id,
+                schedule_to_close_timeout=timeout,
+                start_to_close_timeout=timedelta(seconds=run.wait_attempt_s),
+                retry_policy=OFTEN,
+                summary=f"waiting for {self._terms.resource}{place}",
+            )
         )
         try:
             return _checked(read(returned, Permit), wish)
@@ -115,7 +115,11 @@ class RedisBackend(LocalBackend):
 
     async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
         """Requests a permit without queueing."""
-        permit = (await self._ask(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)).permit
+        try:
+            permit = (await self._ask(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)).permit
+        except asyncio.CancelledError:
+            await to_its_end(self._withdraw(wish))
+            raise
         if permit is not None:
             run.on_fresh(permit)
         return permit
@@ -166,18 +170,19 @@ class RedisBackend(LocalBackend):
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """Gives back all but one unit of a permit, by a remote activity."""
         try:
-            returned: RawValue | None = await workflow.execute_activity(
-                locks.DOWNGRADE,
-                call,
-                result_type=RawValue,
-                task_queue=current().task_queue,
-                schedule_to_close_timeout=timedelta(milliseconds=self._terms.lease_ms) + LOCAL_LIMIT,
-                retry_policy=OFTEN,
-                summary=f"downgrading {self._terms.resource}",
+            returned: RawValue | None = await ended(
+                workflow.start_activity(
+                    locks.DOWNGRADE,
+                    call,
+                    result_type=RawValue,
+                    task_queue=current().task_queue,
+                    schedule_to_close_timeout=timedelta(milliseconds=self._terms.lease_ms) + LOCAL_LIMIT,
+                    retry_policy=OFTEN,
+                    summary=f"downgrading {self._terms.resource}",
+                )
             )
             return read(returned, bool)
         except ActivityError as error:
-            raise_if_cancelled(error)
             raise failed_call(error, away=self.away, resource=self._terms.resource) from error
         except ValueError:
             # Somebody completed the activity by hand. At worst the permit still excludes more than its run knows.

@@ -51,6 +51,9 @@ class Tracker(Protocol):
     def wake(self) -> None:
         """A waiter needs the resource: check more often whether the run has ended."""
 
+    def look_soon(self) -> None:
+        """Nobody has looked at the run since another relay was killed: it may have ended."""
+
     async def fill_lease(self) -> None:
         """Renews the permit, if it may, so that the next relay has a full lease to take it over."""
 
@@ -237,7 +240,9 @@ class Relay:
             self._foreign[lapsed] = clock.now_ms() + FOREIGN_MS
         for start in range(0, len(readable) or 1, PAGE):
             for record in await self.registry.inherit(lapsed, readable[start : start + PAGE]):
-                self.track(self._make_tracker(self, record))
+                tracker = self._make_tracker(self, record)
+                self.track(tracker)
+                tracker.look_soon()
 
     async def _can_read(self, text: bytes, known: dict[str, bool]) -> bool:
         try:

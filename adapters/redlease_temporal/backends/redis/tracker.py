@@ -141,6 +141,10 @@ class TicketTracker:
         """A waiter needs the resource: check more often whether the run has ended."""
         self._monitor.look_often(self._run, self._on_look, often=True)
 
+    def look_soon(self) -> None:
+        """Nobody has looked at the run since another relay was killed: it may have ended."""
+        self._monitor.look_soon(self._run)
+
     def _on_look(self, look: Look) -> None:
         if look.fate is RunStatus.OPEN:
             self._adopt_until_ms = None
@@ -261,8 +265,7 @@ class TicketTracker:
         self._tell(AcquireStatus(self.permit))
 
     async def _wait_in_queue(self) -> Granted:
-        record = self.record
-        terms = self._relay.terms(record)
+        record, terms = self.record, self._relay.terms(self.record)
         turn = Turn(record.key, record.share) if record.key else WITHOUT_KEY
         packed_terms = pack_terms(terms, record.weight, record.label, turn=turn)
         ask = AcquireRequest(
@@ -364,8 +367,7 @@ class TicketTracker:
     async def _keep(self) -> None:
         """Renews the permit until it is lost, or until it may not be renewed and expires."""
         while True:
-            held = await (self._renew() if self._may_renew() else self._check())
-            if not held:
+            if not await (self._renew() if self._may_renew() else self._check()):
                 await self._save()  # raises if the permit was released: a release drops the record first
                 if self._adopt_until_ms is None:
                     await self._signal_loss()
@@ -373,11 +375,9 @@ class TicketTracker:
             await self._pause(min(self._renewal_s, NOTICE_S))
 
     def _may_renew(self) -> bool:
-        if self._closed:  # a release is under way
-            return False
-        if self.record.max_hold_ms is not None and self._held_ms >= self.record.max_hold_ms:
-            return False
-        if self._adopt_until_ms is not None and clock.now_ms() >= self._adopt_until_ms:
+        is_over = self.record.max_hold_ms is not None and self._held_ms >= self.record.max_hold_ms
+        is_left = self._adopt_until_ms is not None and clock.now_ms() >= self._adopt_until_ms
+        if is_over or is_left or self._closed:  # closed: a release is under way
             return False
         return self._monitor.unknown_ms(self._run) < self._relay.settings.unknown_grace_ms
 

@@ -27,7 +27,8 @@ from redlease_temporal.workflow_side.backend import (
     timed_out,
     try_once,
 )
-from redlease_temporal.workflow_side.hold import seen, to_its_end, until
+from redlease_temporal.workflow_side.cancellation import seen
+from redlease_temporal.workflow_side.hold import to_its_end, until
 from redlease_temporal.workflow_side.mailbox import RunMailbox, signal
 from redlease_temporal.workflow_side.requests import adoption_of, request_name, requester_of
 from redlease_temporal.workflow_side.run import Run, current, shown_as

@@ -1,0 +1,58 @@
+"""Taking over a permit that exists already, and keeping it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from redlease import clock, events
+from redlease.hold import HeldLease, Hold, HoldRequest
+from redlease.options import HoldOptions
+from redlease.protocol.arguments import AcquireRequest
+from redlease.protocol.replies import Granted, Message
+from redlease.session.queueing import Session
+from redlease.tickets import Adopted
+
+
+class AdoptRequest(HoldRequest):
+    """What `adopt(...)` returns. `adopt`: takes the permit over."""
+
+    _made_by = "adopt()"
+
+    def __init__(self, resource: str, adopt: Callable[[], Coroutine[Any, Any, Hold]]) -> None:
+        self._resource = resource
+        self._acquire = adopt  # type: ignore[method-assign]
+        self._used = False
+
+    async def __aenter__(self) -> Hold:
+        if self._entered:
+            raise RuntimeError(f"this {self._made_by} is entered already: a permit is adopted once")
+        self._used = self._entered = True
+        try:
+            hold = self._hold = await self._acquire()
+        except BaseException:
+            self._entered = False
+            raise
+        return await hold.__aenter__()
+
+
+def kept(
+    session: Session,
+    ask: AcquireRequest,
+    adopted: Adopted,
+    fate: HoldOptions,
+    told: Sequence[Message],
+    *,
+    forget_ticket: Callable[[], None],
+) -> HeldLease:
+    """Renews an adopted permit from then on; `told`: messages about it received since it was asked for."""
+    fence, granted_at_ms, expires_at_ms, weight, capacity, sent_ms = adopted
+    granted, terms = Granted(fence, granted_at_ms, expires_at_ms, capacity), ask.terms
+    lease = HeldLease(session.keeper, ask._replace(weight=weight), forget_ticket)
+    if (emit := session.keeper.emit) is not None:
+        emit(events.Granted(ask.resource.name, ask.ticket, weight, fence, 0.0, False))
+    lease.start(granted, sent_ms + terms.lease_ms - clock.SERVER_TICK_MS, fate, clock.now_ms(), told=told)
+    if session.closed:  # closed before the reply came: `close` has released all other holds
+        lease.lose("its client was closed", "closed")
+        session.keeper.give_back(lease)
+    return lease
