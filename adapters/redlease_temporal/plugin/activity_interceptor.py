@@ -62,8 +62,5 @@ class GuardedActivities(ActivityInboundInterceptor):
 
     async def _held(self, guard: locks.Guard) -> bool:
         if guard.kept_by:
-            info = activity.info()
-            # Both times are the Temporal server's, and no permit expires before the deadline that its holder knows.
-            within = not info.is_local and info.started_time.timestamp() * 1000 < guard.until_ms
-            return within or await keeper_has(self._temporal, guard)
+            return await keeper_has(self._temporal, guard)
         return await Requests(self._relay()).held(guard.resource, guard.ticket, guard.fence)

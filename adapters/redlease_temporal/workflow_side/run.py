@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
@@ -25,6 +25,8 @@ from .mailbox import RunMailbox
 from .metrics import ResourceLabel
 from .requests import original_run_of
 
+T = TypeVar("T")
+
 
 class Held(Protocol):
     """A hold as its run sees it."""
@@ -35,6 +37,9 @@ class Held(Protocol):
 
     def lose(self, why: str, *, replaced: bool = False) -> None:
         """Marks the permit as lost; `replaced`: a newer request waits until it is given back."""
+
+    async def confirm(self) -> None:
+        """Makes sure, after a reset, that the run still has the permit."""
 
 
 @dataclass
@@ -47,9 +52,11 @@ class Run:
         resource_label: What stands for a resource in metrics; None leaves it out.
         inherited: The guards under which the parent started this run.
         mailbox: Answers from the workflows that keep resources.
-        fresh: The history length when a local activity granted each permit.
-        used: The history length when a local activity last needed each permit.
         under_way: Work that must finish before the run ends.
+        releases: The releases of each resource that are under way.
+        released_at: The history length when each resource was last released.
+        resets: How often the server has reset the run.
+        on_reset: What else to do after a reset.
         requests: The tasks that make requests, and how often each had been cancelled before.
     """
 
@@ -61,15 +68,43 @@ class Run:
     holds: list[Held] = field(default_factory=list)
     granted: dict[tuple[str, str], Permit] = field(default_factory=dict)
     mailbox: RunMailbox = field(default_factory=RunMailbox)
-    fresh: dict[tuple[str, str], int] = field(default_factory=dict)
-    used: dict[tuple[str, str], int] = field(default_factory=dict)
     under_way: set[asyncio.Future[Any]] = field(default_factory=set)
+    releases: dict[str, set[asyncio.Future[Any]]] = field(default_factory=dict)
+    released_at: dict[str, int] = field(default_factory=dict)
+    resets: int = 0
+    on_reset: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
     requests: list[tuple[asyncio.Task[Any], int]] = field(default_factory=list)
 
     def track(self, work: asyncio.Future[Any]) -> None:
         """Makes `wait_until_idle` wait until this work is done."""
         self.under_way.add(work)
         work.add_done_callback(self.under_way.discard)
+
+    def background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Runs work that no cancellation reaches: the run does not end before it."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(retrieve_exception)
+        self.track(task)
+        return task
+
+    def releasing(self, resource: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Runs a release in the background. `release_delivered` waits for it."""
+        self.released_at[resource] = workflow.info().get_current_history_length()
+        task, under_way = self.background(work), self.releases.setdefault(resource, set())
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+        return task
+
+    async def release_delivered(self, resource: str) -> None:
+        """Waits until what this run released of a resource is free for its next request."""
+        while self.releases.get(resource):
+            await workflow.wait(list(self.releases[resource]))
+
+    def begin_again(self) -> None:
+        """The server has reset the run: what it held may be another's, and nobody knows of its requests any more."""
+        self.resets += 1
+        for confirm in (*(held.confirm for held in self.holds), *self.on_reset):
+            self.background(confirm())
 
     @contextlib.contextmanager
     def requesting(self) -> Iterator[None]:
@@ -103,24 +138,6 @@ class Run:
         given_up = any(task.cancelling() > before for task, before in self.requests)
         return not (given_up or self.under_way or self.mailbox.tasks)
 
-    def on_fresh(self, permit: Permit) -> None:
-        """A local activity granted a permit, which this workflow task is to record."""
-        self.fresh[permit.resource, permit.ticket] = workflow.info().get_current_history_length()
-
-    def on_used(self, resource: str, ticket: str) -> None:
-        """A local activity that needs a permit starts or ends, which this workflow task is to record."""
-        self.used[resource, ticket] = workflow.info().get_current_history_length()
-
-    def reexecution_needs(self, resource: str, ticket: str) -> bool:
-        """Whether this workflow task, if Temporal re-executes it, needs a permit that is held now.
-
-        Temporal re-executes it if a signal arrives while it ends the run, or if its worker dies. Local activities that
-        were not recorded then run again, and must not find the permit released that they used. If the grant was not
-        recorded either, the re-execution gets a new one.
-        """
-        now = workflow.info().get_current_history_length()
-        return self.used.get((resource, ticket)) == now and self.fresh.get((resource, ticket)) != now
-
     def number(self, resource: str) -> int:
         """Counts the requests for a resource: a replay of the same code gets the same numbers."""
         number = self.tickets[resource] = self.tickets.get(resource, 0) + 1
@@ -128,6 +145,9 @@ class Run:
 
     def on_granted(self, granted: Granted) -> None:
         """Handles the signal of a grant: from a relay if waiting is by signal, or from the resource's keeper."""
+        info = workflow.info()
+        if granted.run_id != info.run_id and granted.request.startswith(f"{original_run_of(info)}/"):
+            return  # for a run that was reset since: this one asks again
         if granted.keeper:
             self.mailbox.on_granted(granted)
         else:
@@ -153,9 +173,22 @@ def enter(run: Run) -> None:
 
 
 def _inherited(guard: Guard) -> Callable[[], Guard]:
-    """A guard from the parent, who may release the permit without notice: so each use asks whether it is held."""
-    asked = replace(guard, until_ms=0)
-    return lambda: asked
+    return lambda: guard
+
+
+def retrieve_exception(task: asyncio.Task[Any]) -> None:
+    """Retrieves the exception of a task that nobody awaits, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
+
+
+def fails_the_task(error: BaseException) -> bool:
+    """Whether the workflow task fails, and not the run, if workflow code does not catch this error.
+
+    Temporal then executes the task again, perhaps with code that was mended, and drops the commands that it made.
+    """
+    ends_the_run = isinstance(error, asyncio.CancelledError | workflow.ContinueAsNewError)
+    return not ends_the_run and not workflow.is_failure_exception(error)
 
 
 def current() -> Run:
@@ -193,7 +226,7 @@ def with_guards(headers: Mapping[str, Payload]) -> Mapping[str, Payload]:
 def read_guards(headers: Mapping[str, Payload]) -> list[Guard]:
     """The guards in a call's headers."""
     payload = headers.get(HEADER)
-    return [] if payload is None else [Guard(*guard[:5]) for guard in json.loads(payload.data)]
+    return [] if payload is None else [Guard(*guard[:4]) for guard in json.loads(payload.data)]
 
 
 def ticket_of(info: workflow.Info, number: int) -> str:

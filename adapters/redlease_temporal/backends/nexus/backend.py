@@ -21,7 +21,7 @@ from redlease_temporal.errors import NAMED, LockError, Unavailable, misused
 from redlease_temporal.payloads import locks
 from redlease_temporal.payloads import nexus as calls
 from redlease_temporal.workflow_side.backend import timed_out, try_once
-from redlease_temporal.workflow_side.hold import to_its_end
+from redlease_temporal.workflow_side.hold import shielded
 from redlease_temporal.workflow_side.run import Run
 
 T = TypeVar("T")
@@ -56,11 +56,11 @@ class NexusBackend:
                 raise asyncio.CancelledError  # the grant came first, and with it the operation ended
         except (LockError, ValueError) as error:
             if isinstance(error, Unavailable):
-                await to_its_end(self._withdraw(wish))
+                await shielded(self._withdraw(wish))
                 raise timed_out(self.away, wish, timeout or timedelta(0)) from error
             raise
         except (NexusOperationError, asyncio.CancelledError):
-            await to_its_end(self._withdraw(wish))
+            await shielded(self._withdraw(wish))
             raise
         return permit
 
@@ -99,6 +99,10 @@ class NexusBackend:
     async def end(self, giving: locks.ReleaseCall) -> bool:
         """Releases a permit."""
         return await self.release(giving)
+
+    async def settle(self, run: Run) -> None:
+        """Waits for the answers to the run's releases."""
+        await run.release_delivered(self._terms.resource)
 
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """The service has no read-write locks."""

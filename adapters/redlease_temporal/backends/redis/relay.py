@@ -55,6 +55,16 @@ class Tracker(Protocol):
         """Renews the permit, if it may, so that the next relay has a full lease to take it over."""
 
 
+class Release(Protocol):
+    """A release that waits until the history of its run records it."""
+
+    def is_of(self, resource: str, workflow_id: str, run_id: str) -> bool:
+        """Whether that run makes it, of that resource."""
+
+    async def attempt(self) -> bool | None:
+        """Carries it out if it is recorded."""
+
+
 class Relay:
     """Serves the locks of a group of workflow runs, for one process.
 
@@ -89,6 +99,7 @@ class Relay:
         self.tickets = client.tickets
         self.registry = Registry(self.tickets, self.prefix, group, self.name)
         self.trackers: dict[str, Tracker] = {}
+        self.releases: set[Release] = set()  # those that wait until a history records them
         self._make_tracker = make_tracker
         self._monitors = {temporal.namespace: monitor}
         self._tasks: set[asyncio.Task[Any]] = set()
