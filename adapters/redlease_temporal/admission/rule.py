@@ -22,7 +22,6 @@ from redlease import limits
 from redlease.limits import GRACE_S, Duration
 from redlease_temporal.errors import misuse
 from redlease_temporal.workflow_side.backend import LOCAL_LIMIT, OFTEN, local, raise_if_cancelled, read
-from redlease_temporal.workflow_side.hold import shielded
 from redlease_temporal.workflow_side.run import current
 
 C = TypeVar("C", bound=type)
@@ -236,7 +235,7 @@ async def start_within(entry: Entry, start: Callable[[], Any]) -> Any:
         if await _has_place(RESERVE, entry):
             return await start()
     except (Exception, asyncio.CancelledError):
-        await shielded(_forgo(entry))
+        current().background(_forgo(entry))
         raise
     raise entry.refusal()
 

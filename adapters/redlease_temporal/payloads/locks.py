@@ -279,12 +279,18 @@ class RenewCall:
 
 @dataclass(frozen=True)
 class AdoptCall:
-    """A run takes a permit over. `refence` None: with a new fence unless it comes from the same chain of runs."""
+    """A run takes a permit over.
+
+    Attributes:
+        refence: None: with a new fence unless it comes from the same chain of runs.
+        resumes: The run was reset, and its history has the grant.
+    """
 
     terms: Terms
     permit: Permit
     wish: AcquireCall
     refence: bool | None = None
+    resumes: bool = False
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ async def _handed_over(resource: str, batch: Batch) -> Outcome:
         await asyncio.shield(delivering)
         return await _outcome(resource, batch, received)
     except asyncio.CancelledError:
-        await shielded(_withdraw(resource, batch, delivering))
+        current().background(_withdraw(resource, batch, delivering))
         raise
 
 

@@ -425,7 +425,8 @@ class HeldPermit:
         asked = Asked(permit.ticket, permit.weight, None, permit.metadata, permit.key or "")
         wish, before = self._pool._wish(self._run, asked), self._wish
         wish = dataclasses.replace(wish, on_close=before.on_close, max_hold_ms=before.max_hold_ms)
-        return await self._backend.adopt(self._run, locks.AdoptCall(self._terms, permit, wish, refence=False))
+        call = locks.AdoptCall(self._terms, permit, wish, refence=False, resumes=True)
+        return await self._backend.adopt(self._run, call)
 
 
 def _check_endings(on_lost: str, on_close: str) -> None:

@@ -145,13 +145,23 @@ class Run:
 
     def on_granted(self, granted: Granted) -> None:
         """Handles the signal of a grant: from a relay if waiting is by signal, or from the resource's keeper."""
-        info = workflow.info()
-        if granted.run_id != info.run_id and granted.request.startswith(f"{original_run_of(info)}/"):
-            return  # for a run that was reset since: this one asks again
+        if self._is_stale(granted):
+            return
         if granted.keeper:
             self.mailbox.on_granted(granted)
         else:
             self.granted[granted.permit.resource, granted.permit.ticket] = granted.permit
+
+    def _is_stale(self, granted: Granted) -> bool:
+        """Whether a grant is for the run that this one was reset from, so that this one asks again.
+
+        The server gives a reset run the signals again that came after the reset point. Those that came before it are
+        in its history, where this code read them as its own. A patch tells the two apart: it is new code in the first
+        case, and in the second one code that the history does not know.
+        """
+        info = workflow.info()
+        is_of_former_run = granted.run_id != info.run_id and granted.request.startswith(f"{original_run_of(info)}/")
+        return is_of_former_run and workflow.patched(f"redlease: {granted.request}")
 
     def on_lost(self, lost: Lost) -> None:
         """Handles the signal of a loss, which a relay may send more than once, and late."""

@@ -14,7 +14,6 @@ from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.errors import NAMED, LockError, Unavailable, misused
 from redlease_temporal.payloads import coordinator, locks
 from redlease_temporal.workflow_side.backend import LocalBackend, timed_out, try_once
-from redlease_temporal.workflow_side.hold import shielded
 from redlease_temporal.workflow_side.mailbox import signal
 from redlease_temporal.workflow_side.requests import adoption_of, request_name, requester_of
 from redlease_temporal.workflow_side.run import Run, current, shown_as
@@ -96,7 +95,7 @@ class CoordinatorBackend(LocalBackend):
         # No other exceptions: an evicted run must not send signals.
         except (ApplicationError, asyncio.CancelledError):
             mailbox.forget(name)
-            await shielded(self._signal_release(coordinator.Release(request.ticket, None, name)))
+            run.background(self._signal_release(coordinator.Release(request.ticket, None, name)))
             raise
         answer = mailbox.answers[name]
         mailbox.forget(name)

@@ -21,8 +21,7 @@ from redlease_temporal.errors import NAMED, LockError, Unavailable, misused
 from redlease_temporal.payloads import locks
 from redlease_temporal.payloads import nexus as calls
 from redlease_temporal.workflow_side.backend import timed_out, try_once
-from redlease_temporal.workflow_side.hold import shielded
-from redlease_temporal.workflow_side.run import Run
+from redlease_temporal.workflow_side.run import Run, current
 
 T = TypeVar("T")
 
@@ -56,11 +55,11 @@ class NexusBackend:
                 raise asyncio.CancelledError  # the grant came first, and with it the operation ended
         except (LockError, ValueError) as error:
             if isinstance(error, Unavailable):
-                await shielded(self._withdraw(wish))
+                current().background(self._withdraw(wish))
                 raise timed_out(self.away, wish, timeout or timedelta(0)) from error
             raise
         except (NexusOperationError, asyncio.CancelledError):
-            await shielded(self._withdraw(wish))
+            current().background(self._withdraw(wish))
             raise
         return permit
 

@@ -26,7 +26,7 @@ from redlease_temporal.workflow_side.backend import (
     read,
     timed_out,
 )
-from redlease_temporal.workflow_side.hold import shielded, until
+from redlease_temporal.workflow_side.hold import until
 from redlease_temporal.workflow_side.run import Run, current, retrieve_exception
 
 T = TypeVar("T")
@@ -54,13 +54,13 @@ class RedisBackend(LocalBackend):
         except ActivityError as error:
             if (refused := refusal(error)) is not None:
                 raise refused from error
-            await shielded(self._withdraw(wish))
+            current().background(self._withdraw(wish))
             raise_if_cancelled(error)
             if isinstance(error.cause, ActivityTimeout) and error.cause.type == TimeoutType.SCHEDULE_TO_CLOSE:
                 raise timed_out(self.away, wish, timeout or timedelta(0)) from error
             raise
         except asyncio.CancelledError:
-            await shielded(self._withdraw(wish))
+            current().background(self._withdraw(wish))
             raise
 
     async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
@@ -75,7 +75,7 @@ class RedisBackend(LocalBackend):
         self, run: Run, wish: locks.AcquireCall, standing: locks.AcquireStatus, timeout: timedelta | None
     ) -> Permit:
         if timeout is not None and timeout <= timedelta(0):
-            await shielded(self._withdraw(wish))
+            current().background(self._withdraw(wish))
             raise timed_out(self.away, wish, timeout)
         if standing.shape == locks.BY_SIGNAL:
             return await self._wait_for_signal(run, wish, timeout)
@@ -94,7 +94,7 @@ class RedisBackend(LocalBackend):
         try:
             return _checked(read(returned, Permit), wish)
         except ValueError as error:
-            await shielded(self._withdraw(wish))
+            current().background(self._withdraw(wish))
             message = (
                 f"resource {self._terms.resource!r}: somebody else than the library completed the activity "
                 f"{wish.wait_id!r}: {error}. The request is out of the queue: acquire again"
@@ -106,7 +106,7 @@ class RedisBackend(LocalBackend):
         try:
             await until(lambda: key in run.granted, None if timeout is None else timeout.total_seconds())
         except TimeoutError:
-            await shielded(self._withdraw(wish))
+            current().background(self._withdraw(wish))
             raise timed_out(self.away, wish, timeout or timedelta(0)) from None
         return run.granted.pop(key)
 

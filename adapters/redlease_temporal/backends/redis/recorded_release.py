@@ -36,6 +36,7 @@ class RecordedRelease:
         self._tracker = tracker
         self._once = Once()
         self._task: asyncio.Task[None] | None = None
+        self._attempt: asyncio.Task[bool | None] | None = None
 
     def start(self) -> None:
         """Waits for the marker in a task of its own."""
@@ -46,13 +47,13 @@ class RecordedRelease:
     def stop(self) -> None:
         """Leaves the release to whichever relay owns the record next."""
         self._relay.releases.discard(self)
-        if self._task is not None and self._task is not asyncio.current_task():
+        if self._task is not None:
             self._task.cancel()
 
-    def is_of(self, resource: str, workflow_id: str, run_id: str) -> bool:
-        """Whether that run makes this release, of that resource."""
-        record = self._tracker.record
-        return (record.terms.resource, record.workflow_id, record.run_id) == (resource, workflow_id, run_id)
+    @property
+    def resource(self) -> str:
+        """The name of the resource."""
+        return self._tracker.record.terms.resource
 
     async def _wait_for_marker(self) -> None:
         pause_s, under_way_s, later_s = PAUSES_S
@@ -62,6 +63,11 @@ class RecordedRelease:
 
     async def attempt(self) -> bool | None:
         """Carries the release out if it is recorded; returns whether it is, None if its task may be under way."""
+        if self._attempt is None or self._attempt.done():
+            self._attempt = asyncio.create_task(self._carried_out())
+        return await asyncio.shield(self._attempt)
+
+    async def _carried_out(self) -> bool | None:
         recorded = await self.is_recorded()
         if recorded:
             self._tracker.stop()

@@ -58,8 +58,9 @@ class Tracker(Protocol):
 class Release(Protocol):
     """A release that waits until the history of its run records it."""
 
-    def is_of(self, resource: str, workflow_id: str, run_id: str) -> bool:
-        """Whether that run makes it, of that resource."""
+    @property
+    def resource(self) -> str:
+        """The name of the resource."""
 
     async def attempt(self) -> bool | None:
         """Carries it out if it is recorded."""

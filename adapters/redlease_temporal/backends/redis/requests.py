@@ -45,7 +45,7 @@ class Requests:
 
     async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
         record = self._new_record(wish)
-        await self._release_recorded(wish.terms.resource, record)
+        await self._release_recorded(wish.terms.resource)
         record = await self._claim(record, limit_ms=None)
         tracker = tracker_for(self._relay, record, at_once=True)
         self._relay.track(tracker)
@@ -53,17 +53,15 @@ class Requests:
 
     async def _try(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
         record = self._new_record(wish)
-        await self._release_recorded(wish.terms.resource, record)
+        await self._release_recorded(wish.terms.resource)
         permit = await self._relay.semaphore(wish.terms).try_acquire(
             ticket=wish.ticket, weight=wish.weight, owner=record.owner, metadata=wish.metadata, key=wish.key or None
         )
         return locks.AcquireStatus(permit)
 
-    async def _release_recorded(self, resource: str, record: TicketRecord) -> None:
-        """Carries out what this run has released of a resource, where that is recorded by now."""
-        for release in list(self._relay.releases):
-            if release.is_of(resource, record.workflow_id, record.run_id):
-                await release.attempt()
+    async def _release_recorded(self, resource: str) -> None:
+        """Carries out the releases of a resource that are recorded by now: the next request need not wait for them."""
+        await asyncio.gather(*(each.attempt() for each in list(self._relay.releases) if each.resource == resource))
 
     async def wait(self, wish: locks.AcquireCall, token: bytes) -> None:
         """Has the relay complete the activity of this token when the request is granted."""
@@ -177,6 +175,7 @@ class Requests:
                 await self._relay.registry.drop(record.id)
                 raise lease_lost(permit.resource, permit.ticket, permit.fence, GONE)
             record.fence, record.granted_at_ms, _, record.weight, record.capacity, _ = adopted
+            record.recorded = adopting.resumes
             await self._relay.registry.put(record)
         tracker = TicketTracker(self._relay, record, at_once=True)
         self._relay.track(tracker)

@@ -27,7 +27,7 @@ from redlease_temporal.workflow_side.backend import (
     timed_out,
     try_once,
 )
-from redlease_temporal.workflow_side.hold import shielded, until
+from redlease_temporal.workflow_side.hold import until
 from redlease_temporal.workflow_side.mailbox import RunMailbox, signal
 from redlease_temporal.workflow_side.requests import adoption_of, request_name, requester_of
 from redlease_temporal.workflow_side.run import Run, current, retrieve_exception, shown_as
@@ -67,7 +67,7 @@ class SlotBackend(LocalBackend):
         except (TimeoutError, asyncio.CancelledError, ApplicationError) as error:
             leaving = self._leave(run.mailbox, request)
             run.mailbox.forget(request)
-            await shielded(leaving)
+            run.background(leaving)
             if isinstance(error, TimeoutError) and not isinstance(error, ApplicationError):
                 raise timed_out(self.away, wish, timeout or timedelta(0)) from None
             raise
@@ -120,10 +120,10 @@ class SlotBackend(LocalBackend):
         try:
             free = await self._ask(to.LINE_UP, to.LineUp(self._terms.resource, order, line, hint), list[int])
         except Unavailable:
-            await shielded(mailbox.pass_on(rest))
+            current().background(mailbox.pass_on(rest))
             return []
         except (ApplicationError, asyncio.CancelledError):
-            await shielded(mailbox.pass_on(rest))
+            current().background(mailbox.pass_on(rest))
             raise
         if free[:1] != order[:1]:
             mailbox.homes[line[0].requester.request] = order[0]
@@ -179,7 +179,7 @@ class SlotBackend(LocalBackend):
             started = to.Started(wish.terms.resource, slot, child.first_execution_run_id or "", kept, home, request)
             permit = await self._claimed(started, patient=wish.queue)
         except (ApplicationError, asyncio.CancelledError):
-            await shielded(self._undo(run.mailbox, starting, taken))
+            run.background(self._undo(run.mailbox, starting, taken))
             raise
         child.add_done_callback(lambda ended: _on_end(run, permit, ended))
         run.mailbox.children[permit.resource, permit.ticket, permit.fence] = child
