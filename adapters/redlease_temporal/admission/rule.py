@@ -21,7 +21,8 @@ import redlease
 from redlease import limits
 from redlease.limits import GRACE_S, Duration
 from redlease_temporal.errors import misuse
-from redlease_temporal.workflow_side.backend import LOCAL_LIMIT, OFTEN, local, raise_if_cancelled, read
+from redlease_temporal.workflow_side.backend import LOCAL_LIMIT, OFTEN, local, read
+from redlease_temporal.workflow_side.cancellation import ended
 from redlease_temporal.workflow_side.run import current
 
 C = TypeVar("C", bound=type)
@@ -244,8 +245,7 @@ async def _has_place(how: str, entry: Entry) -> bool:
     """Takes a place, waiting as long as the answer takes; returns whether there was one."""
     try:
         has_place = await local(how, entry, bool)
-    except ActivityError as error:
-        raise_if_cancelled(error)
+    except ActivityError:
         has_place = await _told_later(LATER[how], entry)
     if has_place or not entry.replaces:
         return has_place
@@ -254,14 +254,16 @@ async def _has_place(how: str, entry: Entry) -> bool:
 
 async def _told_later(name: str, entry: Entry, grace: timedelta = timedelta(0)) -> bool:
     while True:
-        returned: RawValue | None = await workflow.execute_activity(
-            name,
-            entry,
-            result_type=RawValue,
-            task_queue=current().task_queue,
-            start_to_close_timeout=grace + LOCAL_LIMIT,
-            retry_policy=OFTEN,
-            summary=f"a place among {entry.limit}",
+        returned: RawValue | None = await ended(
+            workflow.start_activity(
+                name,
+                entry,
+                result_type=RawValue,
+                task_queue=current().task_queue,
+                start_to_close_timeout=grace + LOCAL_LIMIT,
+                retry_policy=OFTEN,
+                summary=f"a place among {entry.limit}",
+            )
         )
         try:
             return read(returned, bool)

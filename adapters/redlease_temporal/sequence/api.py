@@ -25,8 +25,9 @@ from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 from redlease import limits
 from redlease.limits import Duration
 from redlease_temporal.errors import LockError, misused
+from redlease_temporal.workflow_side.cancellation import retrieve_exception
 from redlease_temporal.workflow_side.hold import shielded, until
-from redlease_temporal.workflow_side.run import current, retrieve_exception
+from redlease_temporal.workflow_side.run import current
 
 SEQUENCE = "redlease.sequence"  # the workflow's type
 EXTEND, WITHDRAW, ASK, APPEND, PROGRESS = "extend", "withdraw", "ask", "append", "progress"

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RawValue, RetryPolicy
-from temporalio.exceptions import ActivityError, CancelledError, FailureError, RetryState
+from temporalio.exceptions import ActivityError, FailureError, RetryState
 
 from redlease import limits
 from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.errors import AcquireTimeout, Unavailable, refusal
 from redlease_temporal.payloads import locks
 
+from .cancellation import ended
 from .run import Run
 
 T = TypeVar("T")
@@ -127,14 +127,16 @@ async def try_once(backend: Backend, run: Run, call: locks.AcquireCall, timeout:
 async def local(name: str, arg: Any, result: type[T], activity_id: str | None = None) -> T:
     """Calls a local activity of the library once; its failure is an `ActivityError`, as for any activity."""
     try:
-        returned: T = await workflow.execute_local_activity(
-            name,
-            arg,
-            result_type=result,
-            activity_id=activity_id,
-            start_to_close_timeout=LOCAL_LIMIT,
-            schedule_to_close_timeout=LOCAL_IN_ALL,
-            retry_policy=ONCE,
+        returned: T = await ended(
+            workflow.start_local_activity(
+                name,
+                arg,
+                result_type=result,
+                activity_id=activity_id,
+                start_to_close_timeout=LOCAL_LIMIT,
+                schedule_to_close_timeout=LOCAL_IN_ALL,
+                retry_policy=ONCE,
+            )
         )
     except ActivityError:
         raise
@@ -160,7 +162,6 @@ async def answered(
     try:
         return await local(name, arg, result, activity_id)
     except ActivityError as error:
-        raise_if_cancelled(error)
         raise failed_call(error, away=away, resource=resource) from error
 
 
@@ -196,15 +197,3 @@ def timed_out(away: str, wish: locks.AcquireCall, timeout: timedelta) -> Acquire
         f"the queue, or {away} is away; `inspect()` shows them. The request is out of the queue"
     )
     return AcquireTimeout(message, resource=resource, ticket=wish.ticket)
-
-
-def raise_if_cancelled(error: ActivityError) -> None:
-    """Raises CancelledError if the task was cancelled, as asyncio's timeouts and task groups expect."""
-    task = asyncio.current_task()
-    if is_cancelled(error) and task is not None and task.cancelling():
-        raise asyncio.CancelledError from error
-
-
-def is_cancelled(error: ActivityError) -> bool:
-    """Whether an activity failed because it was cancelled."""
-    return isinstance(error.cause, CancelledError)

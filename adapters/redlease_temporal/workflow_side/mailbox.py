@@ -14,6 +14,8 @@ from redlease_temporal.payloads.coordinator import Confirmed, Release
 from redlease_temporal.payloads.locks import FREE_SIGNAL, Confirm, Granted, Refused
 from redlease_temporal.payloads.slots import SlotOffer
 
+from .cancellation import ended
+
 ID_BYTES_MAX = 1000  # bytes of a workflow id: the server accepts no more
 Key = tuple[str, str, int]  # resource, ticket and fence, which together identify a permit
 
@@ -23,7 +25,7 @@ async def signal(workflow_id: str, name: str, said: object) -> bool:
     if not 0 < len(workflow_id.encode()) <= ID_BYTES_MAX:
         return False  # the server would reject the command, and with it the whole workflow task
     try:
-        await workflow.get_external_workflow_handle(workflow_id).signal(name, said)
+        await ended(workflow.get_external_workflow_handle(workflow_id).signal(name, said))
     except FailureError:
         return False
     return True

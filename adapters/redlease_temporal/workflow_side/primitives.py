@@ -192,6 +192,7 @@ class Semaphore:
         run = current()
         wish = self._wish(run, self._asked(ticket, weight, owner, metadata, key=key), keep=False, queue=False)
         began = workflow.now()
+        await run.release_delivered(self.name)
         await self._backend.settle(run)
         permit = await self._backend.try_acquire(run, wish)
         if permit is not None:
@@ -387,6 +388,7 @@ class Semaphore:
     async def _obtain(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         began = workflow.now()
         with run.requesting():
+            await run.release_delivered(self.name)
             permit = await self._within(run, wish, timeout)
         metrics.granted(self.name, run.resource_label, workflow.now() - began)
         return permit

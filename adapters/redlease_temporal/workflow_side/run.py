@@ -21,6 +21,7 @@ from redlease import limits
 from redlease.models import Permit
 from redlease_temporal.payloads.locks import HEADER, Granted, Guard, Lost
 
+from .cancellation import retrieve_exception
 from .mailbox import RunMailbox
 from .metrics import ResourceLabel
 from .requests import original_run_of
@@ -184,12 +185,6 @@ def enter(run: Run) -> None:
 
 def _inherited(guard: Guard) -> Callable[[], Guard]:
     return lambda: guard
-
-
-def retrieve_exception(task: asyncio.Task[Any]) -> None:
-    """Retrieves the exception of a task that nobody awaits, so that asyncio does not log it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def fails_the_task(error: BaseException) -> bool:

@@ -95,7 +95,8 @@ class CoordinatorBackend(LocalBackend):
         # No other exceptions: an evicted run must not send signals.
         except (ApplicationError, asyncio.CancelledError):
             mailbox.forget(name)
-            run.background(self._signal_release(coordinator.Release(request.ticket, None, name)))
+            release = coordinator.Release(request.ticket, None, name)
+            run.releasing(self._terms.resource, self._signal_release(release))
             raise
         answer = mailbox.answers[name]
         mailbox.forget(name)

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from temporalio import workflow
 from temporalio.exceptions import (
     ApplicationError,
-    CancelledError,
     NexusOperationError,
     TimeoutError,  # noqa: A004
 )
@@ -21,6 +20,7 @@ from redlease_temporal.errors import NAMED, LockError, Unavailable, misused
 from redlease_temporal.payloads import locks
 from redlease_temporal.payloads import nexus as calls
 from redlease_temporal.workflow_side.backend import timed_out, try_once
+from redlease_temporal.workflow_side.cancellation import ended
 from redlease_temporal.workflow_side.run import Run, current
 
 T = TypeVar("T")
@@ -48,20 +48,16 @@ class NexusBackend:
         if timeout is not None and timeout <= timedelta(0):
             return await try_once(self, run, wish, timeout)
         limit = None if timeout is None else timeout + SPARE
-        cancelled_before = _cancellations()
         try:
-            permit = await self._call("acquire", _asked(wish, timeout), Permit, limit)
-            if _cancellations() > cancelled_before:
-                raise asyncio.CancelledError  # the grant came first, and with it the operation ended
+            return await self._call("acquire", _asked(wish, timeout), Permit, limit)
         except (LockError, ValueError) as error:
             if isinstance(error, Unavailable):
-                current().background(self._withdraw(wish))
+                current().releasing(self._terms.resource, self._withdraw(wish))
                 raise timed_out(self.away, wish, timeout or timedelta(0)) from error
             raise
         except (NexusOperationError, asyncio.CancelledError):
-            current().background(self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(wish))
             raise
-        return permit
 
     async def _withdraw(self, wish: locks.AcquireCall) -> None:
         with contextlib.suppress(Unavailable):  # it is given back when this run ends
@@ -70,7 +66,11 @@ class NexusBackend:
     async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
         """Requests a permit without queueing."""
         del run
-        return (await self._call("try_acquire", _asked(wish, None), calls.Tried)).permit
+        try:
+            return (await self._call("try_acquire", _asked(wish, None), calls.Tried)).permit
+        except asyncio.CancelledError:
+            current().releasing(self._terms.resource, self._withdraw(wish))
+            raise
 
     async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
         """Takes over a permit."""
@@ -128,12 +128,14 @@ class NexusBackend:
         """Calls an operation; raises the error that it reports, or `Unavailable`."""
         client = workflow.create_nexus_client(service=calls.SERVICE, endpoint=self._endpoint)
         try:
-            answer: T = await client.execute_operation(
-                name,
-                call,
-                output_type=result,
-                schedule_to_close_timeout=limit,
-                summary=f"{name} {self._terms.resource}",
+            answer: T = await ended(
+                client.execute_operation(
+                    name,
+                    call,
+                    output_type=result,
+                    schedule_to_close_timeout=limit,
+                    summary=f"{name} {self._terms.resource}",
+                )
             )
         except NexusOperationError as error:
             told = self._told(error)
@@ -145,8 +147,6 @@ class NexusBackend:
     def _told(self, error: NexusOperationError) -> BaseException | None:
         """The error of the library in the failure of an operation; None if there is none in it."""
         cause: BaseException | None = error.cause
-        if isinstance(cause, CancelledError) and _cancellations():
-            return asyncio.CancelledError()
         while cause is not None:
             if isinstance(cause, ApplicationError) and cause.type == ValueError.__name__:
                 return misused(cause.message)
@@ -160,11 +160,6 @@ class NexusBackend:
                 return Unavailable(message, resource=self._terms.resource)
             cause = cause.__cause__
         return None
-
-
-def _cancellations() -> int:
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
 
 
 def _asked(wish: locks.AcquireCall, timeout: timedelta | None) -> calls.Acquire:

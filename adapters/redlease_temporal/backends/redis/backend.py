@@ -20,14 +20,13 @@ from redlease_temporal.workflow_side.backend import (
     OFTEN,
     LocalBackend,
     failed_call,
-    is_cancelled,
     local,
-    raise_if_cancelled,
     read,
     timed_out,
 )
+from redlease_temporal.workflow_side.cancellation import ended, retrieve_exception
 from redlease_temporal.workflow_side.hold import until
-from redlease_temporal.workflow_side.run import Run, current, retrieve_exception
+from redlease_temporal.workflow_side.run import Run, current
 
 T = TypeVar("T")
 
@@ -54,20 +53,19 @@ class RedisBackend(LocalBackend):
         except ActivityError as error:
             if (refused := refusal(error)) is not None:
                 raise refused from error
-            current().background(self._withdraw(wish))
-            raise_if_cancelled(error)
+            current().releasing(self._terms.resource, self._withdraw(wish))
             if isinstance(error.cause, ActivityTimeout) and error.cause.type == TimeoutType.SCHEDULE_TO_CLOSE:
                 raise timed_out(self.away, wish, timeout or timedelta(0)) from error
             raise
         except asyncio.CancelledError:
-            current().background(self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(wish))
             raise
 
     async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
         try:
             return await local(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)
         except ActivityError as error:
-            if refusal(error) is not None or is_cancelled(error):
+            if refusal(error) is not None:
                 raise
             return locks.AcquireStatus()  # Redis did not answer in time: the waiting activity retries
 
@@ -75,26 +73,28 @@ class RedisBackend(LocalBackend):
         self, run: Run, wish: locks.AcquireCall, standing: locks.AcquireStatus, timeout: timedelta | None
     ) -> Permit:
         if timeout is not None and timeout <= timedelta(0):
-            current().background(self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(wish))
             raise timed_out(self.away, wish, timeout)
         if standing.shape == locks.BY_SIGNAL:
             return await self._wait_for_signal(run, wish, timeout)
         place = "" if standing.ahead is None else f", place {standing.ahead + 1}"
-        returned: RawValue | None = await workflow.execute_activity(
-            locks.WAIT,
-            wish,
-            result_type=RawValue,
-            task_queue=run.task_queue,
-            activity_id=wish.wait_id,
-            schedule_to_close_timeout=timeout,
-            start_to_close_timeout=timedelta(seconds=run.wait_attempt_s),
-            retry_policy=OFTEN,
-            summary=f"waiting for {self._terms.resource}{place}",
+        returned: RawValue | None = await ended(
+            workflow.start_activity(
+                locks.WAIT,
+                wish,
+                result_type=RawValue,
+                task_queue=run.task_queue,
+                activity_id=wish.wait_id,
+                schedule_to_close_timeout=timeout,
+                start_to_close_timeout=timedelta(seconds=run.wait_attempt_s),
+                retry_policy=OFTEN,
+                summary=f"waiting for {self._terms.resource}{place}",
+            )
         )
         try:
             return _checked(read(returned, Permit), wish)
         except ValueError as error:
-            current().background(self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(wish))
             message = (
                 f"resource {self._terms.resource!r}: somebody else than the library completed the activity "
                 f"{wish.wait_id!r}: {error}. The request is out of the queue: acquire again"
@@ -106,7 +106,7 @@ class RedisBackend(LocalBackend):
         try:
             await until(lambda: key in run.granted, None if timeout is None else timeout.total_seconds())
         except TimeoutError:
-            current().background(self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(wish))
             raise timed_out(self.away, wish, timeout or timedelta(0)) from None
         return run.granted.pop(key)
 
@@ -115,8 +115,11 @@ class RedisBackend(LocalBackend):
 
     async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
         """Requests a permit without queueing."""
-        del run
-        return (await self._ask(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)).permit
+        try:
+            return (await self._ask(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)).permit
+        except asyncio.CancelledError:
+            run.releasing(self._terms.resource, self._withdraw(wish))
+            raise
 
     async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
         """Takes over a permit."""
@@ -178,18 +181,19 @@ class RedisBackend(LocalBackend):
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """Gives back all but one unit of a permit, by a remote activity."""
         try:
-            returned: RawValue | None = await workflow.execute_activity(
-                locks.DOWNGRADE,
-                call,
-                result_type=RawValue,
-                task_queue=current().task_queue,
-                schedule_to_close_timeout=timedelta(milliseconds=self._terms.lease_ms) + LOCAL_LIMIT,
-                retry_policy=OFTEN,
-                summary=f"downgrading {self._terms.resource}",
+            returned: RawValue | None = await ended(
+                workflow.start_activity(
+                    locks.DOWNGRADE,
+                    call,
+                    result_type=RawValue,
+                    task_queue=current().task_queue,
+                    schedule_to_close_timeout=timedelta(milliseconds=self._terms.lease_ms) + LOCAL_LIMIT,
+                    retry_policy=OFTEN,
+                    summary=f"downgrading {self._terms.resource}",
+                )
             )
             return read(returned, bool)
         except ActivityError as error:
-            raise_if_cancelled(error)
             raise failed_call(error, away=self.away, resource=self._terms.resource) from error
         except ValueError:
             # Somebody completed the activity by hand. At worst the permit still excludes more than its run knows.

@@ -27,10 +27,11 @@ from redlease_temporal.workflow_side.backend import (
     timed_out,
     try_once,
 )
+from redlease_temporal.workflow_side.cancellation import retrieve_exception
 from redlease_temporal.workflow_side.hold import until
 from redlease_temporal.workflow_side.mailbox import RunMailbox, signal
 from redlease_temporal.workflow_side.requests import adoption_of, request_name, requester_of
-from redlease_temporal.workflow_side.run import Run, current, retrieve_exception, shown_as
+from redlease_temporal.workflow_side.run import Run, current, shown_as
 
 T = TypeVar("T")
 _Slot: Any = int | None  # as a result type
@@ -67,7 +68,7 @@ class SlotBackend(LocalBackend):
         except (TimeoutError, asyncio.CancelledError, ApplicationError) as error:
             leaving = self._leave(run.mailbox, request)
             run.mailbox.forget(request)
-            run.background(leaving)
+            run.releasing(self._terms.resource, leaving)
             if isinstance(error, TimeoutError) and not isinstance(error, ApplicationError):
                 raise timed_out(self.away, wish, timeout or timedelta(0)) from None
             raise
@@ -179,7 +180,7 @@ class SlotBackend(LocalBackend):
             started = to.Started(wish.terms.resource, slot, child.first_execution_run_id or "", kept, home, request)
             permit = await self._claimed(started, patient=wish.queue)
         except (ApplicationError, asyncio.CancelledError):
-            run.background(self._undo(run.mailbox, starting, taken))
+            run.releasing(self._terms.resource, self._undo(run.mailbox, starting, taken))
             raise
         child.add_done_callback(lambda ended: _on_end(run, permit, ended))
         run.mailbox.children[permit.resource, permit.ticket, permit.fence] = child
