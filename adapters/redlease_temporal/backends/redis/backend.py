@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 from datetime import timedelta
 from typing import TypeVar
 
@@ -30,7 +31,6 @@ from redlease_temporal.workflow_side.run import Run, current
 
 T = TypeVar("T")
 
-RELEASES = ""  # the name under which a run numbers its releases: no resource has it
 RECORDS_S = 0.001  # a timer ends the workflow task, however short it is
 
 
@@ -158,9 +158,8 @@ class RedisBackend(LocalBackend):
 
         If Redis does not answer, a remote activity retries.
         """
-        run = current()
-        number, event_id = run.number(RELEASES), workflow.info().get_current_history_length()
-        giving = dataclasses.replace(giving, local_id=f"redlease:release:{number}", event_id=event_id)
+        event_id = workflow.info().get_current_history_length()
+        giving = dataclasses.replace(giving, local_id=_release_id(giving), event_id=event_id)
         try:
             released = await local(locks.RELEASE, giving, locks.Released, giving.local_id)
         except ActivityError as error:
@@ -214,6 +213,12 @@ class RedisBackend(LocalBackend):
     def kept_by(self, permit: Permit) -> str:  # noqa: ARG002  the same for each
         """No workflow keeps it."""
         return ""
+
+
+def _release_id(giving: locks.ReleaseCall) -> str:
+    """Names the release of one permit or request: a task that is executed again may release others, in another order."""
+    parts = (giving.terms.resource, giving.ticket, str(giving.fence), giving.asked, giving.salt)
+    return f"redlease:release:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}"
 
 
 def _checked(permit: Permit, wish: locks.AcquireCall) -> Permit:

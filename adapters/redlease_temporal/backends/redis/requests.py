@@ -225,6 +225,9 @@ class Requests:
         record.arrival = known.arrival
         if known.request == record.request and known.fence:
             record.fence, record.granted_at_ms, record.capacity = known.fence, known.granted_at_ms, known.capacity
+            # This may be a late copy: what its task has released since is still to be released.
+            record.release_id, record.release_event = known.release_id, known.release_event
+            record.release_fence = known.release_fence
         return record
 
     def _new_record(self, wish: locks.AcquireCall) -> TicketRecord:
