@@ -216,7 +216,7 @@ class RedisBackend(LocalBackend):
 
 
 def _release_id(giving: locks.ReleaseCall) -> str:
-    """Names the release of one permit or request: a task that is executed again may release others, in another order."""
+    """Names the release of one permit or request: a task that is executed again may release others."""
     parts = (giving.terms.resource, giving.ticket, str(giving.fence), giving.asked, giving.salt)
     return f"redlease:release:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}"
 
