@@ -38,7 +38,7 @@ class WorkerInterceptor(Interceptor):
         return (
             next
             if self._runtime is None
-            else GuardedActivities(next, self._runtime.temporal, self._runtime.attempts, self._runtime.relay)
+            else GuardedActivities(next, self._runtime.checks, self._runtime.attempts, self._runtime.relay)
         )
 
     def workflow_interceptor_class(self, _: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:

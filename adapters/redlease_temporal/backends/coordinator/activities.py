@@ -90,6 +90,11 @@ class CoordinatorActivities:
         """Whether a permit is held now."""
         return await self.has(checking)
 
+    async def are_held(self, resource: str, permits: list[tuple[str, int]]) -> list[bool]:
+        """Whether each of these permits, by ticket and fence, is held now, by the coordinator's answer."""
+        held: list[bool] | None = await self._query(resource, "are_held", permits)
+        return [False] * len(permits) if held is None else held
+
     async def has(self, checking: Checking) -> bool:
         """Whether a permit is held now, by the coordinator's answer."""
         found = await self._query(checking.terms.resource, "permit", checking.ticket, checking.fence)

@@ -244,6 +244,11 @@ class Coordinator:
         return Found(self._books.permit(ticket, fence))
 
     @workflow.query
+    def are_held(self, permits: list[tuple[str, int]]) -> list[bool]:
+        """Whether each of these permits, by ticket and fence, is held."""
+        return [self._books.permit(ticket, fence) is not None for ticket, fence in permits]
+
+    @workflow.query
     def adopted(self, ticket: str, request: str) -> Found:
         """The permit, if a run adopted it by that request."""
         return Found(self._books.adopted(ticket, request))
