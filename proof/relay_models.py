@@ -13,6 +13,7 @@ MODELS: dict[str, Constants] = {
     "another workflow adopts": {"Handovers": 1, "Doubles": 1, "Stalls": 1},
     "relays that stand still": {"Ends": 1, "Losses": 1, "Stalls": 2},
     "nobody knows of it": {"Releases": 1, "Doubles": 1},
+    "a task is executed again": {"Releases": 2, "Doubles": 1, "Crashes": 1},
     "a run ends": {"Ends": 1},
     "nobody adopts": {"Successions": 1},
     "Temporal is away": {"Ends": 1, "Outages": 1},
@@ -28,6 +29,9 @@ SHORTER: dict[str, Constants] = {
 }
 
 BROKEN = (
+    Broken("release when it is recorded", "late executions", "OpenRunsKeep"),
+    Broken("a release is in the record", "a task is executed again", "NothingKept"),
+    Broken("late copies keep the release", "nobody knows of it", "NothingKept"),
     Broken("release by fence", "another workflow adopts", "OpenRunsKeep"),
     Broken("give back what was recorded", "another workflow adopts", "OpenRunsKeep"),
     Broken("continued runs are followed", "resets and successors", "OpenRunsKeep"),
@@ -53,6 +57,7 @@ RELAY = Specification(
     steps=("OpenRunsKeep",),
     served={
         "nobody knows of it": ("NothingKept", "Served"),
+        "a task is executed again": ("NothingKept",),
         "a run ends": ("NothingKept",),
         "nobody adopts": ("NothingKept",),
         "Temporal is away": ("NothingKept",),

@@ -26,12 +26,12 @@ VARIABLES
     rec, heard,         \* the registry in Redis: a record for each workflow, and the relays whose lease has not ended
     tr,                 \* trackers[r][w]: what a relay knows of a record that it looks after
     alive, up,          \* the relays that live; whether the Temporal server answers
-    st, asks, knows, marked, told, data, \* the runs
+    st, asks, knows, marked, told, left, data, \* the runs; left: the release that its task has asked for, and those recorded
     late,               \* executions of `redlease.enqueue` that have not reached Redis yet, and may do so at any time
     budget
 
-vars == <<permit, tomb, rec, heard, tr, alive, up, st, asks, knows, marked, told, data, late, budget>>
-runs == <<st, asks, knows, marked, told, data>>
+vars == <<permit, tomb, rec, heard, tr, alive, up, st, asks, knows, marked, told, left, data, late, budget>>
+runs == <<st, asks, knows, marked, told, left, data>>
 
 On(rule) == rule \notin Off
 Less(t) == IF t > 0 THEN t - 1 ELSE t
@@ -39,18 +39,22 @@ Workflows == {"A", "B"}
 Runs == {"A1", "A2", "B1"}
 Of(run) == IF run = "B1" THEN "B" ELSE "A"
 Free == [f |-> 0, by |-> {}, left |-> 0] \* by: the requests that share it
-NoRecord == [owner |-> "", run |-> "", salt |-> 0, f |-> 0, ok |-> FALSE]
+NoRecord == [owner |-> "", run |-> "", salt |-> 0, f |-> 0, ok |-> FALSE, rel |-> 0] \* rel: noted to be released
 \* once: a local activity waits for the outcome; answered: it has it; end: its run has closed; win: what is left of the
 \* time to adopt, -1 while the run goes on; dumb: for how long the Temporal server has not answered.
 NoTracker == [on |-> FALSE, run |-> "", salt |-> 0, f |-> 0, ok |-> FALSE, once |-> FALSE, answered |-> FALSE,
-              end |-> FALSE, win |-> -1, dumb |-> 0]
+              end |-> FALSE, win |-> -1, dumb |-> 0, rel |-> 0]
 Tracker(run, salt, f, ok, once) ==
     [NoTracker EXCEPT !.on = TRUE, !.run = run, !.salt = salt, !.f = f, !.ok = ok, !.once = once]
-Record(r, t) == [owner |-> r, run |-> t.run, salt |-> t.salt, f |-> t.f, ok |-> t.ok]
+FromRecord(known) == [Tracker(known.run, known.salt, known.f, known.ok, FALSE) EXCEPT
+                         !.rel = IF On("a release is in the record") THEN known.rel ELSE 0]
+Record(r, t) == [owner |-> r, run |-> t.run, salt |-> t.salt, f |-> t.f, ok |-> t.ok, rel |-> t.rel]
 Held(f) == f > 0 /\ permit.f = f /\ permit.left > 0
 Spend(what) == budget[what] > 0 /\ budget' = [budget EXCEPT ![what] = @ - 1]
 
 InUse == {permit.f} \cup {rec[w].f : w \in Workflows} \cup {tr[r][w].f : r \in Relays, w \in Workflows}
+         \cup {rec[w].rel : w \in Workflows} \cup {tr[r][w].rel : r \in Relays, w \in Workflows}
+         \cup {left[run].asked : run \in Runs} \cup UNION {left[run].done : run \in Runs}
          \cup {knows[run] : run \in Runs} \cup {data} \cup UNION {marked[run] : run \in Runs}
 Fresh == CHOOSE f \in 1..8 : f \notin InUse /\ \A g \in 1..(f - 1) : g \in InUse
 
@@ -62,7 +66,7 @@ Ask(run, r) ==
     /\ st[run] = "open" /\ r \in alive /\ run # "B1" /\ <<run, r>> \notin late
     /\ asks[run] = "no" \/ (asks[run] = "asking" /\ late = {} /\ \A other \in Relays : ~tr[other]["A"].once)
     /\ asks' = [asks EXCEPT ![run] = "asking"] /\ late' = late \cup {<<run, r>>}
-    /\ UNCHANGED <<permit, tomb, rec, heard, tr, alive, up, st, knows, marked, told, data, budget>>
+    /\ UNCHANGED <<permit, tomb, rec, heard, tr, alive, up, st, knows, marked, told, left, data, budget>>
 
 (* The task that asked is executed again, on another worker, while the first execution is still under way. *)
 AskTwice(run, r) ==
@@ -78,36 +82,61 @@ Mark(run, r) ==
     /\ asks' = [asks EXCEPT ![run] = "done"] /\ knows' = [knows EXCEPT ![run] = t.f]
     /\ marked' = [marked EXCEPT ![run] = {t.f}]
     /\ tr' = [tr EXCEPT ![r]["A"].answered = TRUE]
-    /\ UNCHANGED <<permit, tomb, rec, heard, alive, up, st, told, data, late, budget>>
+    /\ UNCHANGED <<permit, tomb, rec, heard, alive, up, st, told, left, data, late, budget>>
 
-(* What a release does in Redis: the record is dropped, whoever has it, and the permit's request is withdrawn. *)
-Released(w, r, f) ==
-    /\ rec' = [rec EXCEPT ![w] = NoRecord] /\ tr' = [tr EXCEPT ![r][w] = NoTracker]
-    /\ IF Held(f) THEN permit' = Free /\ tomb' = tomb \cup permit.by ELSE UNCHANGED <<permit, tomb>>
+(* The local activity `redlease.release` notes the release in the record, which belongs to its relay from then on. *)
+Noted(w, r, f) ==
+    LET base == IF rec[w].owner = r /\ tr[r][w].on /\ tr[r][w].f = f THEN tr[r][w] ELSE FromRecord(rec[w])
+        t == [base EXCEPT !.rel = f]
+    IN
+    /\ tr' = [tr EXCEPT ![r][w] = t] /\ rec' = [rec EXCEPT ![w] = Record(r, t)] /\ heard' = heard \cup {r}
 
+(* A block ends. The run goes on to hold until that is recorded. *)
 Release(run, r) ==
-    /\ st[run] = "open" /\ knows[run] > 0 /\ r \in alive /\ Spend("release")
-    /\ Released(Of(run), r, knows[run]) /\ knows' = [knows EXCEPT ![run] = 0]
-    /\ UNCHANGED <<heard, alive, up, st, asks, marked, told, data, late>>
+    LET f == knows[run] IN
+    /\ st[run] = "open" /\ f > 0 /\ left[run].asked = 0 /\ r \in alive /\ Spend("release")
+    /\ left' = [left EXCEPT ![run].asked = f]
+    /\ IF rec[Of(run)].f = f THEN Noted(Of(run), r, f) ELSE UNCHANGED <<rec, tr, heard>>
+    /\ UNCHANGED <<permit, tomb, alive, up, st, asks, knows, marked, told, data, late>>
+
+(* The task is recorded. *)
+RecordRelease(run) ==
+    LET f == left[run].asked IN
+    /\ st[run] = "open" /\ f > 0
+    /\ left' = [left EXCEPT ![run] = [asked |-> 0, done |-> @.done \cup {f}]]
+    /\ knows' = [knows EXCEPT ![run] = IF @ = f THEN 0 ELSE @]
+    /\ UNCHANGED <<permit, tomb, rec, heard, tr, alive, up, st, asks, marked, told, data, late, budget>>
+
+(* It is not: the task failed, or is executed again with events that came since, and holds on. *)
+ExecuteAgain(run) ==
+    /\ st[run] = "open" /\ left[run].asked > 0 /\ Spend("double")
+    /\ left' = [left EXCEPT ![run].asked = 0]
+    /\ UNCHANGED <<permit, tomb, rec, heard, tr, alive, up, st, asks, knows, marked, told, data, late>>
 
 (* A task that asked and released is not recorded, and will be executed again. *)
 ReleaseUnrecorded(run, r) ==
     LET t == tr[r]["A"] IN
     /\ st[run] = "open" /\ asks[run] = "asking" /\ r \in alive /\ t.on /\ t.once /\ t.run = run /\ t.f > 0 /\ Spend("release")
-    /\ Released("A", r, t.f)
-    /\ UNCHANGED <<heard, alive, up, runs, late>>
+    /\ rec["A"].f = t.f /\ Noted("A", r, t.f)
+    /\ UNCHANGED <<permit, tomb, alive, up, runs, late>>
+
+(* A request is given up of which no relay has a record; and its task is not recorded, and executed again. *)
+GiveUp(run) ==
+    /\ st[run] = "open" /\ asks[run] = "asking" /\ rec["A"].run # run /\ Spend("release")
+    /\ tomb' = tomb \cup {<<run, 0>>}
+    /\ UNCHANGED <<permit, rec, heard, tr, alive, up, runs, late>>
 
 (* It completes, fails, times out or is terminated, without a release. *)
 End(run) ==
     /\ st[run] = "open" /\ Spend("end") /\ st' = [st EXCEPT ![run] = "closed"] /\ knows' = [knows EXCEPT ![run] = 0]
-    /\ UNCHANGED <<permit, tomb, rec, heard, tr, alive, up, asks, marked, told, data, late>>
+    /\ UNCHANGED <<permit, tomb, rec, heard, tr, alive, up, asks, marked, told, left, data, late>>
 
 (* It detaches its permit and continues as new. *)
 Continue ==
     /\ st["A1"] = "open" /\ knows["A1"] > 0 /\ Spend("succession")
     /\ st' = [st EXCEPT !["A1"] = "continued", !["A2"] = "open"]
     /\ data' = knows["A1"] /\ knows' = [knows EXCEPT !["A1"] = 0]
-    /\ UNCHANGED <<permit, tomb, rec, heard, tr, alive, up, asks, marked, told, late>>
+    /\ UNCHANGED <<permit, tomb, rec, heard, tr, alive, up, asks, marked, told, left, late>>
 
 (* It is reset, to after the grant was recorded or to before it asked. *)
 Reset ==
@@ -117,14 +146,14 @@ Reset ==
           /\ marked' = [marked EXCEPT !["A2"] = marked["A1"]]
           /\ asks' = [asks EXCEPT !["A2"] = IF asks["A1"] = "asking" THEN "no" ELSE asks["A1"]]
        \/ knows' = [knows EXCEPT !["A1"] = 0] /\ UNCHANGED <<asks, marked>>
-    /\ UNCHANGED <<permit, tomb, rec, heard, tr, alive, up, told, data, late>>
+    /\ UNCHANGED <<permit, tomb, rec, heard, tr, alive, up, told, left, data, late>>
 
 (* It detaches its permit for another workflow, and completes. *)
 HandOver ==
     /\ st["A1"] = "open" /\ knows["A1"] > 0 /\ Spend("handover")
     /\ st' = [st EXCEPT !["A1"] = "closed", !["B1"] = "open"]
     /\ data' = knows["A1"] /\ knows' = [knows EXCEPT !["A1"] = 0]
-    /\ UNCHANGED <<permit, tomb, rec, heard, tr, alive, up, asks, marked, told, late>>
+    /\ UNCHANGED <<permit, tomb, rec, heard, tr, alive, up, asks, marked, told, left, late>>
 
 (* `pool.adopt(permit)`: with a new fence, unless the run continues the one that detached it. *)
 Adopt(run, r) ==
@@ -139,7 +168,7 @@ Adopt(run, r) ==
             /\ tr' = [tr EXCEPT ![r][w] = t] /\ rec' = [rec EXCEPT ![w] = Record(r, t)]
             /\ heard' = heard \cup {r}
        ELSE UNCHANGED <<permit, knows, marked, tr, rec, heard>>
-    /\ UNCHANGED <<tomb, alive, up, st, asks, told, late, budget>>
+    /\ UNCHANGED <<tomb, alive, up, st, asks, told, left, late, budget>>
 
 -----------------------------------------------------------------------------
 (* The relays: relay.py, registry.py, requests.py and tracker.py.             *)
@@ -152,7 +181,8 @@ Forget(r, w) == tr' = [tr EXCEPT ![r][w] = NoTracker]
 Enqueue(run, r) ==
     LET known == rec["A"]
         same == known.run = run /\ known.owner # ""
-        t == Tracker(run, IF same THEN known.salt ELSE 0, IF same THEN known.f ELSE 0, FALSE, TRUE)
+        new == Tracker(run, IF same THEN known.salt ELSE 0, IF same THEN known.f ELSE 0, FALSE, TRUE)
+        t == [new EXCEPT !.rel = IF same /\ On("late copies keep the release") THEN known.rel ELSE 0]
     IN
     /\ <<run, r>> \in late /\ late' = late \ {<<run, r>>}
     /\ IF r \in alive
@@ -198,7 +228,7 @@ Deliver(r, w) ==
             /\ marked' = [marked EXCEPT ![t.run] = {t.f}] /\ UNCHANGED <<tr, rec, permit>>
        ELSE /\ ~On("undelivered grants expire")
             /\ permit' = [permit EXCEPT !.left = Lease] /\ UNCHANGED <<tr, rec, asks, knows, marked>>
-    /\ UNCHANGED <<tomb, heard, alive, up, st, told, data, late, budget>>
+    /\ UNCHANGED <<tomb, heard, alive, up, st, told, left, data, late, budget>>
 
 (* The completion is repeated after its reply was lost, or by the next relay: NOT_FOUND. *)
 CompleteAgain(r, w) ==
@@ -234,7 +264,7 @@ Lose(r, w) ==
             /\ rec' = [rec EXCEPT ![w] = NoRecord]
        ELSE UNCHANGED <<told, rec>>
     /\ Forget(r, w)
-    /\ UNCHANGED <<permit, tomb, heard, alive, up, st, asks, knows, marked, data, late, budget>>
+    /\ UNCHANGED <<permit, tomb, heard, alive, up, st, asks, knows, marked, left, data, late, budget>>
 
 (* RunMonitor and _on_look: the chain of runs is followed to the one that is open. *)
 Fate(run) ==
@@ -246,7 +276,7 @@ Look(r, w) ==
     LET t == tr[r][w]
         fate == Fate(t.run)
         answered == [t EXCEPT !.dumb = 0]
-        moved == Tracker("A2", 0, t.f, FALSE, FALSE)
+        moved == [Tracker("A2", 0, t.f, FALSE, FALSE) EXCEPT !.rel = t.rel]
     IN
     /\ Known(r, w) /\ up /\ ~t.end
     /\ CASE fate = "open" -> tr' = [tr EXCEPT ![r][w] = [answered EXCEPT !.win = -1]] /\ UNCHANGED rec
@@ -273,6 +303,15 @@ GiveBack(r, w) ==
     /\ Forget(r, w)
     /\ UNCHANGED <<heard, alive, up, runs, late, budget>>
 
+(* RecordedRelease: the permit is released once the history has the marker. *)
+CarryOut(r, w) ==
+    LET t == tr[r][w] IN
+    /\ Known(r, w) /\ up /\ t.rel > 0 /\ (t.rel \in left[t.run].done \/ ~On("release when it is recorded"))
+    /\ permit' = IF Held(t.rel) THEN Free ELSE permit
+    /\ rec' = IF Owns(r, w) THEN [rec EXCEPT ![w] = NoRecord] ELSE rec
+    /\ Forget(r, w)
+    /\ UNCHANGED <<tomb, heard, alive, up, runs, late, budget>>
+
 (* beat.lua: who was silent for too long forgets what others may have taken over. *)
 Beat(r) ==
     /\ r \in alive \ heard /\ heard' = heard \cup {r}
@@ -284,14 +323,14 @@ Inherit(r, from, w) ==
     LET known == rec[w] IN
     /\ On("records are taken over") /\ r \in alive /\ r # from /\ from \notin heard /\ known.owner = from
     /\ rec' = [rec EXCEPT ![w].owner = r]
-    /\ tr' = [tr EXCEPT ![r][w] = Tracker(known.run, known.salt, known.f, known.ok, FALSE)]
+    /\ tr' = [tr EXCEPT ![r][w] = FromRecord(known)]
     /\ UNCHANGED <<permit, tomb, heard, alive, up, runs, late, budget>>
 
 (* _find_unheard: what a claim without an answer has made its own. *)
 FindUnheard(r, w) ==
     LET known == rec[w] IN
     /\ On("what is its own is looked for") /\ r \in alive /\ Owns(r, w) /\ ~tr[r][w].on
-    /\ tr' = [tr EXCEPT ![r][w] = Tracker(known.run, known.salt, known.f, known.ok, FALSE)]
+    /\ tr' = [tr EXCEPT ![r][w] = FromRecord(known)]
     /\ UNCHANGED <<permit, tomb, rec, heard, alive, up, runs, late, budget>>
 
 -----------------------------------------------------------------------------
@@ -331,13 +370,13 @@ Init ==
     /\ tr = [r \in Relays |-> [w \in Workflows |-> NoTracker]] /\ alive = Relays /\ up = TRUE
     /\ st = [run \in Runs |-> IF run = "A1" THEN "open" ELSE "none"] /\ asks = [run \in Runs |-> "no"]
     /\ knows = [run \in Runs |-> 0] /\ marked = [run \in Runs |-> {}] /\ told = [run \in Runs |-> FALSE]
-    /\ data = 0 /\ late = {}
+    /\ left = [run \in Runs |-> [asked |-> 0, done |-> {}]] /\ data = 0 /\ late = {}
     /\ budget = [double |-> Doubles, release |-> Releases, succession |-> Successions, handover |-> Handovers, end |-> Ends,
                  crash |-> Crashes, stall |-> Stalls, lose |-> Losses, wipe |-> Wipes, outage |-> Outages]
 
-OfRun(run) == End(run) \/ \E r \in Relays : Ask(run, r) \/ AskTwice(run, r) \/ Mark(run, r) \/ Release(run, r)
+OfRun(run) == End(run) \/ RecordRelease(run) \/ ExecuteAgain(run) \/ GiveUp(run) \/ \E r \in Relays : Ask(run, r) \/ AskTwice(run, r) \/ Mark(run, r) \/ Release(run, r)
                                             \/ ReleaseUnrecorded(run, r) \/ Adopt(run, r) \/ Enqueue(run, r)
-Work(r, w) == Acquire(r, w) \/ Deliver(r, w) \/ CompleteAgain(r, w) \/ Requeue(r, w) \/ Lose(r, w) \/ GiveBack(r, w)
+Work(r, w) == Acquire(r, w) \/ Deliver(r, w) \/ CompleteAgain(r, w) \/ Requeue(r, w) \/ Lose(r, w) \/ GiveBack(r, w) \/ CarryOut(r, w)
 Next ==
     \/ \E run \in Runs : OfRun(run)
     \/ Continue \/ Reset \/ HandOver \/ Tick \/ Wipe \/ Outage

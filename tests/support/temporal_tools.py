@@ -83,6 +83,20 @@ async def holder_of(pool: Semaphore) -> int:
     return holders[0].fence if holders else 0
 
 
+async def until_free(pool: Semaphore) -> None:
+    """Wait until nobody holds: a relay releases a permit a moment after the history records its release."""
+
+    async def is_free() -> bool:
+        return await holder_of(pool) == 0
+
+    await eventually(is_free)
+
+
+async def nobody_waits(pool: Semaphore) -> bool:
+    """Tell whether the queue is empty: a relay withdraws a request a moment after the history records that."""
+    return not (await pool.inspect()).waiters
+
+
 async def stays_held(pool: Semaphore, fence: int, seconds: float) -> None:
     """Look again and again for so long: the permit with this fence is held at every look."""
     until = asyncio.get_running_loop().time() + seconds

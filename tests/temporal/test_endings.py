@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ending_flows import Cleaning, Ending, Heirs, guarded
 from lock_flows import Sleeper, Use, work
-from temporal_tools import SHORT_S, WIDE, Place, holder_of, names_of, reset, stays_held, tasks_that_failed, waiting
+from temporal_tools import (
+    SHORT_S,
+    WIDE,
+    Place,
+    holder_of,
+    names_of,
+    reset,
+    stays_held,
+    tasks_that_failed,
+    until_free,
+    waiting,
+)
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError, TimeoutError  # noqa: A004
 
@@ -57,7 +68,7 @@ async def test_completed(client: Client, place: Place, pool: Semaphore) -> None:
     assert await holder_of(pool) == fence
     await handle.signal(Ending.proceed)
     assert await handle.result() == "complete True"
-    assert await holder_of(pool) == 0
+    await until_free(pool)
 
 
 async def test_failed(client: Client, place: Place, pool: Semaphore) -> None:
@@ -67,7 +78,7 @@ async def test_failed(client: Client, place: Place, pool: Semaphore) -> None:
     with pytest.raises(WorkflowFailureError) as raised:
         await handle.result()
     assert isinstance(raised.value.cause, ApplicationError)
-    assert await holder_of(pool) == 0
+    await until_free(pool)
 
 
 async def test_cancelled(client: Client, place: Place, pool: Semaphore) -> None:
@@ -80,7 +91,7 @@ async def test_cancelled(client: Client, place: Place, pool: Semaphore) -> None:
     assert isinstance(raised.value.cause, CancelledError)
     names = await names_of(handle)
     assert names.index("ACTIVITY_TASK_COMPLETED") > names.index("WORKFLOW_EXECUTION_CANCEL_REQUESTED")
-    assert await holder_of(pool) == 0
+    await until_free(pool)
 
 
 @pytest.mark.parametrize("lease", [3.0, 30.0])
@@ -166,7 +177,7 @@ async def test_continued_without_detach(client: Client, place: Place, pool: Sema
     handle, _ = await begun(client, place, Use("r"), "continue")
     await handle.signal(Ending.proceed)
     await eventually(lambda: is_successor(handle))
-    assert await holder_of(pool) == 0
+    await until_free(pool)
     await handle_of_latest(client, handle).signal(Ending.proceed)
     assert await handle.result() == "successor"
 
@@ -298,7 +309,7 @@ async def test_worker_killed(
     await stays_held(pool, fence, 9)
     await handle.signal(Ending.proceed)
     assert await handle.result() == "complete True"
-    assert await holder_of(pool) == 0
+    await until_free(pool)
 
 
 @pytest.mark.slow
@@ -337,7 +348,7 @@ async def test_all_workers_away(
     await first.ended()
     await handle.signal(Sleeper.proceed)
     await asyncio.sleep(3)
-    assert await holder_of(pool) == 0
+    await until_free(pool)
     second = await worker_process("lock_flows", worker=WIDE)
     assert await asyncio.wait_for(handle.result(), 15) == "lost"
     assert second.said("begin") == []

@@ -23,7 +23,6 @@ from redlease.limits import GRACE_S, Duration
 from redlease_temporal.errors import misuse
 from redlease_temporal.workflow_side.backend import LOCAL_LIMIT, OFTEN, local, read
 from redlease_temporal.workflow_side.cancellation import ended
-from redlease_temporal.workflow_side.hold import to_its_end
 from redlease_temporal.workflow_side.run import current
 
 C = TypeVar("C", bound=type)
@@ -207,13 +206,37 @@ async def admit(rule: Rule, args: Sequence[Any]) -> None:
         raise entry.refusal()
 
 
+class Readmission:
+    """Asks for the place of a run again after a reset: another may have it. Made by the run's main task."""
+
+    def __init__(self, rule: Rule, args: Sequence[Any]) -> None:
+        self._rule = rule
+        self._args = args
+        self._main = asyncio.current_task()
+        self._refusal: WorkflowConcurrencyLimitExceeded | None = None
+
+    async def admit_again(self) -> None:
+        """Takes the place again; cancels the run if there is none."""
+        try:
+            await admit(self._rule, self._args)
+        except WorkflowConcurrencyLimitExceeded as refusal:
+            self._refusal = refusal
+            if self._main is not None:
+                self._main.cancel()
+
+    def raise_refusal(self, error: BaseException | None = None) -> None:
+        """Raises the refusal, if the run was refused, whatever its code made of the cancellation."""
+        if self._refusal is not None:
+            raise self._refusal from error
+
+
 async def start_within(entry: Entry, start: Callable[[], Any]) -> Any:
     """Takes a place for a child, then starts it; raises if there is none."""
     try:
         if await _has_place(RESERVE, entry):
             return await start()
     except (Exception, asyncio.CancelledError):
-        await to_its_end(_forgo(entry))
+        current().background(_forgo(entry))
         raise
     raise entry.refusal()
 

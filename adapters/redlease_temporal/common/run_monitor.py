@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from itertools import count
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from temporalio.api.common.v1 import Payloads, WorkflowExecution
 from temporalio.api.enums.v1 import EventType
@@ -298,18 +298,35 @@ class RunMonitor:
         Raises:
             RPCError: The server did not return the history.
         """
-        evidence = _Evidence(local_id, wait_id)
+        result = await self._found_after(run, event_id, _Evidence(local_id, wait_id), PAGE)
+        return await self._has_fence(result, fence) if isinstance(result, Payloads) else result
+
+    async def has_marker(self, run: RunKey, event_id: int, local_id: str, *, page_events: int) -> bool | None:
+        """Whether the history of a run, after an event, has the marker of a local activity.
+
+        Returns None if nothing follows the event yet; False does not mean that the marker can not come any more.
+
+        Raises:
+            RPCError: The server did not return the history.
+        """
+        result = await self._found_after(run, event_id, _Evidence(local_id, ""), page_events)
+        return isinstance(result, Payloads) or result
+
+    async def _found_after(
+        self, run: RunKey, event_id: int, evidence: _Evidence, page_events: int
+    ) -> Payloads | Literal[False] | None:
+        """What the evidence finds after an event, or False; None if nothing follows the event."""
         page = b""
         while True:
             first = not page
-            events, page = await self._last_events(*run, page)
+            events, page = await self._last_events(*run, page, page_events)
             if first and events[0].event_id <= event_id:
                 return None
             for event in events:
                 if event.event_id <= event_id:
                     return False
                 if (result := evidence.found_in(event)) is not None:
-                    return await self._has_fence(result, fence)
+                    return result
             if not page:
                 return False
 

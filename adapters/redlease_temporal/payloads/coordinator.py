@@ -17,7 +17,7 @@ WORKFLOW = "redlease.Coordinator"
 
 # Local activities of the worker that runs the workflow; LOOK is one that coordinators and slots run.
 ASK = "redlease.coordinator.ask"
-RELEASE = "redlease.coordinator.release"
+OUTCOME = "redlease.coordinator.outcome"
 RENEW = "redlease.coordinator.renew"
 ADOPT = "redlease.coordinator.adopt"
 CHECK = "redlease.coordinator.check"

@@ -6,9 +6,9 @@ of JSON-native fields, which every data converter can encode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from temporalio.common import Priority
 
@@ -51,8 +51,6 @@ HEADER = "redlease"
 # The shapes of the commands of an acquire: workflow code continues with the shape in its history.
 SHAPE = 1  # a local activity sends the request, and a remote one waits
 BY_SIGNAL = 2  # a local activity sends the request, and the run waits for a signal, which lets a test server skip time
-# The shape of a release in the workflow task that renewed or adopted its permit.
-BY_COMMAND = 2  # a command, which takes effect when the task is recorded
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -206,26 +204,6 @@ class AcquireStatus:
     salt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RenewedPermit(Permit):
-    """A permit that its run already had: renewed, or adopted. `shape`: of the commands of its release."""
-
-    shape: int = SHAPE
-
-    @classmethod
-    def of(cls, permit: Permit) -> Self:
-        """The permit with the shape that this version of the library records."""
-        return cls(**_fields_of(permit), shape=BY_COMMAND)
-
-    def permit(self) -> Permit:
-        """The permit without the shape."""
-        return Permit(**_fields_of(self))
-
-
-def _fields_of(permit: Permit) -> dict[str, Any]:
-    return {each.name: getattr(permit, each.name) for each in fields(Permit)}
-
-
 @dataclass(frozen=True)
 class Granted:
     """The signal of a grant.
@@ -233,11 +211,13 @@ class Granted:
     Attributes:
         request: The request that was granted.
         keeper: The workflow that granted it; empty if Redis did.
+        run_id: The run that requested it. After a reset the server delivers the signals of the old run to the new one.
     """
 
     permit: Permit
     request: str = ""
     keeper: str = ""
+    run_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -263,7 +243,11 @@ class Confirm:
 class ReleaseCall:
     """The release of a ticket: with that fence, or what this run requested by the local activity `asked`.
 
-    `administrative`: whoever holds or requested it.
+    Attributes:
+        administrative: Whoever holds or requested it.
+        local_id: The id of the local activity whose marker records the release: it has no effect before that. Empty for
+            a release that the history has already.
+        event_id: The history length at the release: the marker comes later.
     """
 
     terms: Terms
@@ -272,6 +256,8 @@ class ReleaseCall:
     asked: str = ""
     salt: str = ""
     administrative: bool = False
+    local_id: str = ""
+    event_id: int = 0
 
 
 @dataclass(frozen=True)
@@ -293,12 +279,18 @@ class RenewCall:
 
 @dataclass(frozen=True)
 class AdoptCall:
-    """A run takes a permit over. `refence` None: with a new fence unless it comes from the same chain of runs."""
+    """A run takes a permit over.
+
+    Attributes:
+        refence: None: with a new fence unless it comes from the same chain of runs.
+        resumes: The run was reset, and its history has the grant.
+    """
 
     terms: Terms
     permit: Permit
     wish: AcquireCall
     refence: bool | None = None
+    resumes: bool = False
 
 
 @dataclass(frozen=True)
@@ -352,14 +344,12 @@ class Guard:
 
     Attributes:
         kept_by: The workflow that keeps it; empty if Redis does.
-        until_ms: The lease deadline that its holder knows.
     """
 
     resource: str
     ticket: str
     fence: int
     kept_by: str = ""
-    until_ms: int = 0
 
     @property
     def names(self) -> tuple[str, str, int]:
@@ -369,4 +359,4 @@ class Guard:
     def texts(self) -> list[str | int]:
         """The guard's values for a header."""
         texts: list[str | int] = [self.resource, self.ticket, self.fence]
-        return [*texts, self.kept_by, self.until_ms] if self.kept_by else texts
+        return [*texts, self.kept_by] if self.kept_by else texts

@@ -19,6 +19,7 @@ MEMO = "redlease"  # the key of a `SlotMemo` in a slot's memo
 # Local activities: of the worker that runs the workflow; the last two also of a slot.
 CLAIM = "redlease.slots.claim"
 LINE_UP = "redlease.slots.line_up"
+FIND = "redlease.slots.find"
 RELEASE = "redlease.slots.release"
 RENEW = "redlease.slots.renew"
 ADOPT = "redlease.slots.adopt"

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from temporalio import activity
-from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import (
     ActivityInboundInterceptor,
@@ -23,7 +22,7 @@ from redlease_temporal.exclusive.decorator import attempts_here
 from redlease_temporal.payloads import locks
 from redlease_temporal.workflow_side.run import read_guards
 
-from .permit_check import keeper_has
+from .permit_check import PermitChecks
 
 
 class GuardedActivities(ActivityInboundInterceptor):
@@ -32,12 +31,12 @@ class GuardedActivities(ActivityInboundInterceptor):
     def __init__(
         self,
         next: ActivityInboundInterceptor,  # noqa: A002
-        temporal: Client,
+        checks: PermitChecks,
         attempts: Attempts,
         relay: Callable[[], Relay],
     ) -> None:
         super().__init__(next)
-        self._temporal, self._attempts, self._relay = temporal, attempts, relay
+        self._checks, self._attempts, self._relay = checks, attempts, relay
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002
         attempts_here.set(self._attempts)
@@ -62,8 +61,5 @@ class GuardedActivities(ActivityInboundInterceptor):
 
     async def _held(self, guard: locks.Guard) -> bool:
         if guard.kept_by:
-            info = activity.info()
-            # Both times are the Temporal server's, and no permit expires before the deadline that its holder knows.
-            within = not info.is_local and info.started_time.timestamp() * 1000 < guard.until_ms
-            return within or await keeper_has(self._temporal, guard)
+            return await self._checks.has(guard)
         return await Requests(self._relay()).held(guard.resource, guard.ticket, guard.fence)

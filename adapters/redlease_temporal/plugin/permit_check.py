@@ -1,22 +1,58 @@
-"""Asks the workflow that keeps a permit whether it is still held."""
+"""Asks the workflow that keeps a permit whether it is still held.
+
+A server answers one query of a workflow at a time, and makes others retry a second later. So the checks of one process
+that come while a query of a coordinator is under way are joined, and the next query asks for all of them.
+"""
 
 from __future__ import annotations
+
+import asyncio
 
 from temporalio.client import Client
 
 from redlease_temporal.backends.coordinator.activities import CoordinatorActivities
 from redlease_temporal.backends.slots.activities import SlotActivities
 from redlease_temporal.payloads.coordinator import workflow_id_of
-from redlease_temporal.payloads.locks import Checking, Guard, Terms
+from redlease_temporal.payloads.locks import Guard
+
+Names = tuple[str, int]  # ticket and fence
 
 
-async def keeper_has(client: Client, guard: Guard) -> bool:
-    """Whether the permit that guards an activity is held now.
+class PermitChecks:
+    """The checks of the workers of one client, which run in one event loop."""
 
-    Raises:
-        Unavailable: The server did not answer in time.
-    """
-    if guard.kept_by == workflow_id_of(guard.resource):
-        checking = Checking(Terms(guard.resource, 1, 0), guard.ticket, guard.fence)
-        return await CoordinatorActivities(client, "").has(checking)
-    return await SlotActivities(client).has(guard)
+    def __init__(self, client: Client) -> None:
+        self._coordinators = CoordinatorActivities(client, "")
+        self._slots = SlotActivities(client)
+        self._waiting: dict[str, dict[Names, asyncio.Future[bool]]] = {}  # the checks for the next query, by resource
+        self._asking: dict[str, asyncio.Task[None]] = {}
+
+    async def has(self, guard: Guard) -> bool:
+        """Whether the permit that guards an activity is held now, as known after the call.
+
+        Raises:
+            Unavailable: The server did not answer in time.
+        """
+        resource = guard.resource
+        if guard.kept_by != workflow_id_of(resource):
+            return await self._slots.has(guard)
+        waiting = self._waiting.setdefault(resource, {})
+        answer = waiting.setdefault((guard.ticket, guard.fence), asyncio.get_running_loop().create_future())
+        if resource not in self._asking:
+            self._asking[resource] = asyncio.create_task(self._ask(resource))
+        return await asyncio.shield(answer)
+
+    async def _ask(self, resource: str) -> None:
+        try:
+            while waiting := self._waiting.pop(resource, None):
+                try:
+                    held = await self._coordinators.are_held(resource, list(waiting))
+                except Exception as error:  # noqa: BLE001  whatever it is, those who wait raise it
+                    for answer in waiting.values():
+                        answer.set_exception(error)
+                        answer.exception()  # whoever waited may have been cancelled
+                else:
+                    for answer, is_held in zip(waiting.values(), held, strict=True):
+                        answer.set_result(is_held)
+        finally:
+            del self._asking[resource]

@@ -31,6 +31,7 @@ from redlease_temporal.errors import misused
 from redlease_temporal.exclusive.attempts import Attempts
 from redlease_temporal.sequence.workflow import SequenceWorkflow
 
+from .permit_check import PermitChecks
 from .workflow_interceptor import KeeperInterceptor
 
 INTERNAL_STICKY = timedelta(seconds=2)  # how long a dead worker delays the tasks of the workflows it had cached
@@ -55,6 +56,7 @@ class Runtime:
         self.temporal = temporal
         self.settings = settings
         self.attempts = Attempts(self.relay)
+        self.checks = PermitChecks(temporal)
         self._users = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Lock

@@ -38,7 +38,7 @@ class WorkerInterceptor(Interceptor):
         return (
             next
             if self.runtime is None
-            else GuardedActivities(next, self.runtime.temporal, self.runtime.attempts, self.runtime.relay)
+            else GuardedActivities(next, self.runtime.checks, self.runtime.attempts, self.runtime.relay)
         )
 
     def workflow_interceptor_class(self, _: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from temporalio import workflow
@@ -25,12 +26,12 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
-from redlease_temporal.admission.rule import admit, rule_of, start_within, wanted
+from redlease_temporal.admission.rule import Readmission, admit, rule_of, start_within, wanted
 from redlease_temporal.backends.coordinator.contended import Contended
 from redlease_temporal.backends.coordinator.workflow import Coordinator
 from redlease_temporal.payloads import locks
 from redlease_temporal.payloads.slots import SlotOffer
-from redlease_temporal.workflow_side.run import Run, current, enter, guards_here, read_guards, with_guards
+from redlease_temporal.workflow_side.run import Run, current, enter, fails_the_task, read_guards, with_guards
 
 T = TypeVar("T")
 
@@ -52,24 +53,39 @@ class LockedWorkflow(WorkflowInboundInterceptor):
         enter(self._run)
         for name, (_, handle) in self._signals().items():
             workflow.set_signal_handler(name, handle)
+        self._notice_resets()
         info = workflow.info()
         rule = rule_of(info.workflow_type)
         if rule is None:
             return await self._execute(input)
         await admit(rule, input.args)
+        readmission = Readmission(rule, input.args)
+        self._run.on_reset.append(readmission.admit_again)
         try:
             result = await self._execute(input)
-        except (Exception, asyncio.CancelledError):
+        except (Exception, asyncio.CancelledError) as error:
             self._close(info.workflow_id)
+            readmission.raise_refusal(error)
             raise
         self._close(info.workflow_id)
+        readmission.raise_refusal()
         return result
+
+    def _notice_resets(self) -> None:
+        # The server gives a reset run another random seed, at the event from which it begins again.
+        loop, context = asyncio.get_running_loop(), copy_context()
+
+        def on_seed(_: int) -> None:
+            loop.call_soon(self._run.begin_again, context=context)
+
+        workflow.register_random_seed_callback(on_seed)
 
     async def _execute(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002
         try:
             result = await super().execute_workflow(input)
-        except (Exception, asyncio.CancelledError, workflow.ContinueAsNewError):
-            await self._run.wait_until_idle()
+        except (Exception, asyncio.CancelledError, workflow.ContinueAsNewError) as error:
+            if not fails_the_task(error):  # else what is under way is dropped with the task
+                await self._run.wait_until_idle()
             raise
         await self._run.wait_until_idle()
         return result
@@ -165,16 +181,7 @@ class _Guarding(WorkflowOutboundInterceptor):
             current().track(handle)
             return handle
         input.headers = with_guards(input.headers)
-        handle = super().start_local_activity(input)
-        run, guards = current(), guards_here()
-
-        def used(_: object) -> None:
-            for guard in guards:
-                run.on_used(guard.resource, guard.ticket)
-
-        used(handle)
-        handle.add_done_callback(used)
-        return handle
+        return super().start_local_activity(input)
 
     async def start_child_workflow(self, input: StartChildWorkflowInput) -> workflow.ChildWorkflowHandle[Any, Any]:  # noqa: A002
         # A child that is to outlive its parent's run is not meant to end with its parent's permit.

@@ -22,8 +22,8 @@ from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 from redlease import limits
 from redlease.limits import Duration
 from redlease_temporal.errors import LockError, misused
-from redlease_temporal.workflow_side.cancellation import seen
-from redlease_temporal.workflow_side.hold import to_its_end, until
+from redlease_temporal.workflow_side.cancellation import retrieve_exception
+from redlease_temporal.workflow_side.hold import shielded, until
 from redlease_temporal.workflow_side.run import current
 
 from .values import Value, checked_size, payload_of, value_of
@@ -276,12 +276,19 @@ async def _handed_over(resource: str, batch: Batch) -> Outcome:
 
     # The handler stays: if the outcome is signalled twice, it must not reach a dynamic handler of the user's.
     workflow.set_signal_handler(reply_signal(batch.key), on_outcome)
+    delivering = current().background(_deliver(resource, batch))
     try:
-        await to_its_end(_deliver(resource, batch))
+        await asyncio.shield(delivering)
         return await _outcome(resource, batch, received)
     except asyncio.CancelledError:
-        await to_its_end(_say(resource, WITHDRAW, batch.key))
+        current().background(_withdraw(resource, batch, delivering))
         raise
+
+
+async def _withdraw(resource: str, batch: Batch, delivering: asyncio.Task[None]) -> None:
+    """Takes the batch back, after the sequence has it."""
+    await workflow.wait([delivering])
+    await _say(resource, WITHDRAW, batch.key)
 
 
 async def _deliver(resource: str, batch: Batch) -> None:
@@ -301,7 +308,7 @@ async def _deliver(resource: str, batch: Batch) -> None:
             if await _say(resource, EXTEND, batch):
                 return
         else:
-            child.add_done_callback(seen)  # the outcome comes by signal, as it does to other callers
+            child.add_done_callback(retrieve_exception)  # the outcome comes by signal, as it does to other callers
             return
     message = f"resource {resource!r}: its sequence took no items, {ROUNDS} times. None was begun: try again later"
     raise LockError(message, resource=resource)
@@ -316,7 +323,7 @@ async def _outcome(resource: str, batch: Batch, received: asyncio.Future[Outcome
         except TimeoutError:
             pause_s = min(2 * pause_s, longest_s)
             asked = Asked(batch.key, batch.reply_to)
-            if not await to_its_end(_say(resource, ASK, asked)) and not received.done():
+            if not await shielded(_say(resource, ASK, asked)) and not received.done():
                 return Outcome(failure=Failure("the sequence was ended from outside", "SequenceEnded"))
         else:
             return received.result()

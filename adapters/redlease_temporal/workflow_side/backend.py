@@ -16,8 +16,7 @@ from redlease_temporal.errors import AcquireTimeout, Unavailable, refusal
 from redlease_temporal.payloads import locks
 
 from .cancellation import ended
-from .mailbox import signal
-from .run import Run, current
+from .run import Run
 
 T = TypeVar("T")
 
@@ -63,14 +62,17 @@ class Backend(Protocol):
         """Releases a permit or withdraws a request; returns whether the ticket was held or queued."""
 
     async def end(self, giving: locks.ReleaseCall) -> bool:
-        """As `release`, for a hold that knows of no loss; skips the confirmation where that costs a call."""
+        """As `release`, for a hold that knows of no loss; returns as soon as the release is sure to follow.
+
+        A release takes effect when the workflow task is recorded that decided it, and not before. Temporal may execute
+        that task again, and its code may then take another way, on which it still needs the permit.
+        """
+
+    async def settle(self, run: Run) -> None:
+        """Waits until what the run has released is free for a request that does not wait."""
 
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
-        """Gives back all but one unit of a permit, by a command; returns whether it is held.
-
-        A command takes effect once the workflow task is recorded. If a local activity did it, Temporal could re-execute
-        the task, and what runs before the downgrade would run again beside others.
-        """
+        """Gives back all but one unit of a permit, as a release does; returns whether it is held."""
 
     async def check(self, checking: locks.Checking) -> bool:
         """Whether a permit is held now."""
@@ -105,6 +107,10 @@ class LocalBackend:
     async def _ask(self, name: str, arg: Any, result: type[T], activity_id: str | None = None) -> T:
         return await answered(name, arg, result, activity_id, away=self.away, resource=self._terms.resource)
 
+    async def settle(self, run: Run) -> None:
+        """Waits until the server has the signals of the run's releases."""
+        await run.release_delivered(self._terms.resource)
+
 
 async def try_once(backend: Backend, run: Run, call: locks.AcquireCall, timeout: timedelta) -> Permit:
     """Acquires with a timeout of zero, without queueing.
@@ -116,16 +122,6 @@ async def try_once(backend: Backend, run: Run, call: locks.AcquireCall, timeout:
     if permit is None:
         raise timed_out(backend.away, call, timeout)
     return permit
-
-
-async def deliver_release(activity: str, call: Any, keeper: str, release: Any) -> bool:
-    """Releases by a local activity; if that fails, the server delivers the release as a signal to the keeper."""
-    try:
-        return await local(activity, call, bool)
-    except ActivityError:
-        if keeper:
-            await signal(keeper, "release", release)
-        return False
 
 
 async def local(name: str, arg: Any, result: type[T], activity_id: str | None = None) -> T:
@@ -191,14 +187,6 @@ def read(returned: RawValue | None, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise ValueError(f"its result is {value!r}, and no {kind.__name__}")
     return value
-
-
-async def prolonged(name: str, arg: Any, activity_id: str | None = None, *, away: str, resource: str) -> Permit:
-    """As `answered`, for renewing or adopting a permit."""
-    permit = await answered(name, arg, locks.RenewedPermit, activity_id, away=away, resource=resource)
-    if permit.shape >= locks.BY_COMMAND:
-        current().on_used(permit.resource, permit.ticket)
-    return permit.permit()
 
 
 def timed_out(away: str, wish: locks.AcquireCall, timeout: timedelta) -> AcquireTimeout:

@@ -42,12 +42,12 @@ async def ended(operation: Awaitable[T]) -> T:
     except asyncio.CancelledError as error:
         task.cancel()
         cancelled = await until_done(task) or error
-        task.add_done_callback(seen)
+        task.add_done_callback(retrieve_exception)
         raise cancelled from None
     return task.result()
 
 
-def seen(task: asyncio.Future[Any]) -> None:
+def retrieve_exception(task: asyncio.Future[Any]) -> None:
     """Retrieves the exception of a task that nobody awaits, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

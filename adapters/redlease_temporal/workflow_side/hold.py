@@ -4,41 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from redlease.block_task import BlockTask
 from redlease.models import Permit
-from redlease_temporal.errors import LeaseLost, lease_lost
+from redlease_temporal.errors import LeaseLost, Unavailable, lease_lost
 from redlease_temporal.payloads.locks import Guard
 
 from . import metrics
-from .cancellation import seen, until_done
-from .requests import original_run_of
 from .run import Run, begin_guarding, current
 
 T = TypeVar("T")
 OnLost = Literal["cancel", "signal"]
+RETRY_S = 2.0  # how often a run that was reset asks whether it has a permit, until the answer comes
 
 
-async def to_its_end(work: Awaitable[T]) -> T:
+class HeldBy(Protocol):
+    """The semaphore of a hold."""
+
+    async def end(self, permit: Permit) -> bool:
+        """Releases the permit."""
+
+    async def downgrade(self, permit: Permit) -> bool:
+        """Gives back all but one unit of the permit; returns whether it is held."""
+
+    async def resume(self, permit: Permit) -> Permit:
+        """Takes over the permit for this run, which was reset; raises LeaseLost if it is not held any more."""
+
+
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """Awaits work that must finish: neither a cancellation of the task nor the end of the run interrupts it.
 
-    The cancellation is raised afterwards. Only if this task is cancelled without end, as in a scope of anyio, it is
-    raised at once. The run's end and its next requests wait for the work then.
+    A cancellation ends the wait alone. Waiting on would end in a task that never yields: a cancelled scope of anyio
+    cancels again whatever its task waits for.
     """
-    task, run = asyncio.ensure_future(work), current()
-    run.track(task)
-    cancelled = await until_done(task)
-    if cancelled is not None:
-        task.add_done_callback(seen)
-        run.leave_behind(task)
-        raise cancelled
-    return task.result()
+    return await asyncio.shield(current().background(work))
 
 
 async def until(condition: Callable[[], bool], timeout_s: float | None) -> None:
@@ -63,8 +68,7 @@ class Hold:
         self,
         run: Run,
         permit: Permit,
-        release: Callable[[Permit], Awaitable[bool]],
-        downgrade: Callable[[Permit], Awaitable[bool]],
+        pool: HeldBy,
         on_lost: OnLost,
         *,
         kept_by: str | None = "",
@@ -73,8 +77,7 @@ class Hold:
         self.kept_by = kept_by
         self.lost = False
         self._run = run
-        self._release = release
-        self._downgrade = downgrade
+        self._pool = pool
         self._on_lost = on_lost
         self._why = ""
         self._replaced = False
@@ -108,20 +111,39 @@ class Hold:
 
     async def release(self) -> bool:
         """Releases the permit; returns whether it was still held. Survives cancellation; may be called again."""
-        if self._ended:
-            return False
-        if self.lost:
-            await self._make_room()
-            return False
-        self._end()
-        self._measure()
-        return await to_its_end(self._release(self.permit))
+        releasing = self._begin_release()
+        return releasing is not None and await asyncio.shield(releasing) and not self.lost
 
-    async def _make_room(self) -> None:
-        """Gives a permit back that was replaced, so that the newer request need not wait until its grace has ended."""
-        if self._replaced:
-            self._replaced = False
-            await to_its_end(self._release(self.permit))
+    def _begin_release(self) -> asyncio.Task[bool] | None:
+        """Releases the permit in the background; None if there is nothing to release.
+
+        A lost one is given back only if a newer request replaced it, and waits until its grace has ended otherwise.
+        """
+        if self._ended or (self.lost and not self._replaced):
+            return None
+        self._replaced = False
+        if not self.lost:
+            self._end()
+            self._measure()
+        return self._run.releasing(self.permit.resource, self._pool.end(self.permit))
+
+    async def confirm(self) -> None:
+        """Asks, after a reset, whether the run still has the permit: it may have been released since, or be gone.
+
+        The answer comes in the workflow task that begins again. Until then no activity runs under the permit if it is
+        lost, since each one asks before it runs.
+        """
+        while not (self._ended or self.lost):
+            try:
+                resumed = await self._pool.resume(self.permit)
+            except LeaseLost:
+                self.lose("the run was reset, and had released or lost the permit before")
+            except Unavailable:
+                await asyncio.sleep(RETRY_S)
+            else:
+                if resumed.weight < self.permit.weight:
+                    self.lose("its run was reset after a downgrade", replaced=True)
+                return
 
     async def downgrade(self) -> None:
         """Makes a writer of an `rwlock` a reader: other readers may enter from then on, and no writer was in between.
@@ -134,7 +156,7 @@ class Hold:
             Unavailable: The backend was not reached in time. The permit may be a reader's by then.
         """
         self.check()
-        if not await self._downgrade(self.permit):
+        if not await self._pool.downgrade(self.permit):
             raise self._loss("it was gone before it could be downgraded")
         self.permit = dataclasses.replace(self.permit, weight=1)
 
@@ -175,10 +197,7 @@ class Hold:
         return lease_lost(self._as_guard(), why)
 
     def _as_guard(self) -> Guard:
-        permit, info = self.permit, workflow.info()
-        # After a reset, the permit may have been released since the original run learned of its deadline.
-        until_ms = permit.expires_at_ms if info.run_id == original_run_of(info) else 0
-        return Guard(permit.resource, permit.ticket, permit.fence, self.kept_by or "", until_ms)
+        return Guard(self.permit.resource, self.permit.ticket, self.permit.fence, self.kept_by or "")
 
     # The block
 
@@ -198,11 +217,15 @@ class Hold:
         if not self._ended and self._says_lost(error):
             self._note_loss("an activity that was begun under it was not let run")
         cancelled_here = self._block.leave() and error is not None and is_cancelled_exception(error)
+        was_lost = self.lost and not self._ended
         try:
-            if _ends_the_body(error):
+            if error is None:
                 await self.release()
+            elif _ends_the_body(error):
+                # Not awaited: a command that is under way when the workflow task fails is dropped with the task.
+                self._begin_release()
         finally:
-            if was_lost := self.lost and not self._ended:
+            if was_lost:
                 self._end()
         if was_lost and (self._on_lost == "cancel" or self._says_lost(error)):
             self._raise_loss(error, cancelled_here=cancelled_here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 from datetime import timedelta
 from types import TracebackType
@@ -25,7 +26,7 @@ from redlease_temporal.payloads import locks
 
 from . import metrics
 from .backend import Backend
-from .hold import Hold, HoldRequest, OnLost, to_its_end
+from .hold import Hold, HoldRequest, OnLost, shielded
 from .run import Run, current, ticket_of
 
 
@@ -141,7 +142,7 @@ class Semaphore:
     ) -> Hold:
         run = current()
         wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
-        return self._hold_of(run, await self._obtain(run, wish, limit), on_lost)
+        return self._hold_of(run, await self._obtain(run, wish, limit), wish, on_lost)
 
     def weighted(self, weight: int) -> Units:
         """So many units of this semaphore, to be acquired with others by `all_of`.
@@ -191,7 +192,8 @@ class Semaphore:
         run = current()
         wish = self._wish(run, self._asked(ticket, weight, owner, metadata, key=key), keep=False, queue=False)
         began = workflow.now()
-        await run.wait_for_what_is_left()
+        await run.release_delivered(self.name)
+        await self._backend.settle(run)
         permit = await self._backend.try_acquire(run, wish)
         if permit is not None:
             metrics.granted(self.name, run.resource_label, workflow.now() - began)
@@ -226,7 +228,7 @@ class Semaphore:
             run = current()
             wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
             kept = await self._backend.adopt(run, locks.AdoptCall(self._terms, permit, wish, refence))
-            return self._hold_of(run, kept, on_lost)
+            return self._hold_of(run, kept, wish, on_lost)
 
         return HoldRequest(adopted)
 
@@ -248,15 +250,17 @@ class Semaphore:
     async def release(self, permit: Permit | str) -> bool:
         """Releases a permit; returns whether it was still held. May be repeated, and survives cancellation.
 
-        If Redis does not answer it returns False within a second; an activity of the library then retries the release,
-        or the relay releases it when this run ends. On slots it returns when the slot is free. With a ticket instead of
-        a permit the release is administrative: no fence is checked.
+        It returns when the release has taken effect; if Redis or the server does not answer within the lease, it
+        returns False, and the permit ends with the run. With a ticket instead of a permit the release is
+        administrative: no fence is checked.
         """
         if isinstance(permit, str):
             ticket = misuse(limits.checked_text, "ticket", permit, limits.TICKET_BYTES_MAX)
-            return await to_its_end(self._backend.release(locks.ReleaseCall(self._terms, ticket, administrative=True)))
-        self._own(permit)
-        return await to_its_end(self._backend.release(locks.ReleaseCall(self._terms, permit.ticket, permit.fence)))
+            call = locks.ReleaseCall(self._terms, ticket, administrative=True)
+        else:
+            self._own(permit)
+            call = locks.ReleaseCall(self._terms, permit.ticket, permit.fence)
+        return await shielded(self._backend.release(call))
 
     async def check(self, permit: Permit) -> bool:
         """Whether the backend still has the permit with its fence.
@@ -390,12 +394,14 @@ class Semaphore:
     async def _obtain(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         began = workflow.now()
         with run.requesting():
-            await run.wait_for_what_is_left()
+            await run.release_delivered(self.name)
             permit = await self._within(run, wish, timeout)
         metrics.granted(self.name, run.resource_label, workflow.now() - began)
         return permit
 
     async def _within(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+        if wish.full == "refuse" or timeout == timedelta(0):
+            await self._backend.settle(run)
         if wish.full != "refuse":
             return await self._backend.acquire(run, wish, timeout)
         try:
@@ -403,14 +409,32 @@ class Semaphore:
         except AcquireTimeout as error:
             raise refused_when_full(self.name, wish.ticket) from error
 
-    def _hold_of(self, run: Run, permit: Permit, on_lost: OnLost) -> Hold:
-        return Hold(run, permit, self._end, self._downgrade, on_lost, kept_by=self._backend.kept_by(permit))
+    def _hold_of(self, run: Run, permit: Permit, wish: locks.AcquireCall, on_lost: OnLost) -> Hold:
+        return Hold(run, permit, HeldPermit(self, run, wish), on_lost, kept_by=self._backend.kept_by(permit))
 
-    async def _end(self, permit: Permit) -> bool:
+
+class HeldPermit:
+    """What the hold of a permit asks of its resource. `wish`: the request that it was granted to."""
+
+    def __init__(self, pool: Semaphore, run: Run, wish: locks.AcquireCall) -> None:
+        self._terms, self._backend, self._pool = pool._terms, pool._backend, pool
+        self._run, self._wish = run, wish
+
+    async def end(self, permit: Permit) -> bool:
+        """Releases the permit."""
         return await self._backend.end(locks.ReleaseCall(self._terms, permit.ticket, permit.fence))
 
-    async def _downgrade(self, permit: Permit) -> bool:
+    async def downgrade(self, permit: Permit) -> bool:
+        """Gives back all but one unit of the permit; returns whether it is held."""
         return await self._backend.downgrade(locks.DowngradeCall(self._terms, permit.ticket, permit.fence))
+
+    async def resume(self, permit: Permit) -> Permit:
+        """Takes over the permit for the run, which was reset, with its fence as it is."""
+        asked = Asked(permit.ticket, permit.weight, None, permit.metadata, permit.key or "")
+        wish, before = self._pool._wish(self._run, asked), self._wish
+        wish = dataclasses.replace(wish, on_close=before.on_close, max_hold_ms=before.max_hold_ms)
+        call = locks.AdoptCall(self._terms, permit, wish, refence=False, resumes=True)
+        return await self._backend.adopt(self._run, call)
 
 
 def _check_endings(on_lost: str, on_close: str) -> None:

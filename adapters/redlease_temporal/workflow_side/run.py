@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
@@ -21,9 +21,12 @@ from redlease import limits
 from redlease.models import Permit
 from redlease_temporal.payloads.locks import HEADER, Granted, Guard, Lost
 
+from .cancellation import retrieve_exception
 from .mailbox import RunMailbox
 from .metrics import ResourceLabel
 from .requests import original_run_of
+
+T = TypeVar("T")
 
 
 class Held(Protocol):
@@ -36,6 +39,9 @@ class Held(Protocol):
     def lose(self, why: str, *, replaced: bool = False) -> None:
         """Marks the permit as lost; `replaced`: a newer request waits until it is given back."""
 
+    async def confirm(self) -> None:
+        """Makes sure, after a reset, that the run still has the permit."""
+
 
 @dataclass
 class Run:
@@ -47,10 +53,11 @@ class Run:
         resource_label: What stands for a resource in metrics; None leaves it out.
         inherited: The guards under which the parent started this run.
         mailbox: Answers from the workflows that keep resources.
-        fresh: The history length when a local activity granted each permit.
-        used: The history length when a local activity last needed each permit.
         under_way: Work that must finish before the run ends.
-        left_behind: That of it which nobody awaits.
+        releases: The releases of each resource that are under way.
+        released_at: The history length when each resource was last released.
+        resets: How often the server has reset the run.
+        on_reset: What else to do after a reset.
         requests: The tasks that make requests, and how often each had been cancelled before.
     """
 
@@ -62,10 +69,11 @@ class Run:
     holds: list[Held] = field(default_factory=list)
     granted: dict[tuple[str, str], Permit] = field(default_factory=dict)
     mailbox: RunMailbox = field(default_factory=RunMailbox)
-    fresh: dict[tuple[str, str], int] = field(default_factory=dict)
-    used: dict[tuple[str, str], int] = field(default_factory=dict)
     under_way: set[asyncio.Future[Any]] = field(default_factory=set)
-    left_behind: set[asyncio.Future[Any]] = field(default_factory=set)
+    releases: dict[str, set[asyncio.Future[Any]]] = field(default_factory=dict)
+    released_at: dict[str, int] = field(default_factory=dict)
+    resets: int = 0
+    on_reset: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
     requests: list[tuple[asyncio.Task[Any], int]] = field(default_factory=list)
 
     def track(self, work: asyncio.Future[Any]) -> None:
@@ -73,16 +81,31 @@ class Run:
         self.under_way.add(work)
         work.add_done_callback(self.under_way.discard)
 
-    def leave_behind(self, work: asyncio.Future[Any]) -> None:
-        """Makes `wait_for_what_is_left` wait until this work is done."""
-        if not work.done():
-            self.left_behind.add(work)
-            work.add_done_callback(self.left_behind.discard)
+    def background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Runs work that no cancellation reaches: the run does not end before it."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(retrieve_exception)
+        self.track(task)
+        return task
 
-    async def wait_for_what_is_left(self) -> None:
-        """Waits until what this run released is released, so that it does not stand in the way of its own request."""
-        while self.left_behind:
-            await workflow.wait(list(self.left_behind))
+    def releasing(self, resource: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Runs a release in the background. `release_delivered` waits for it."""
+        self.released_at[resource] = workflow.info().get_current_history_length()
+        task, under_way = self.background(work), self.releases.setdefault(resource, set())
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+        return task
+
+    async def release_delivered(self, resource: str) -> None:
+        """Waits until what this run released of a resource is free for its next request."""
+        while self.releases.get(resource):
+            await workflow.wait(list(self.releases[resource]))
+
+    def begin_again(self) -> None:
+        """The server has reset the run: what it held may be another's, and nobody knows of its requests any more."""
+        self.resets += 1
+        for confirm in (*(held.confirm for held in self.holds), *self.on_reset):
+            self.background(confirm())
 
     @contextlib.contextmanager
     def requesting(self) -> Iterator[None]:
@@ -116,24 +139,6 @@ class Run:
         given_up = any(task.cancelling() > before for task, before in self.requests)
         return not (given_up or self.under_way or self.mailbox.tasks)
 
-    def on_fresh(self, permit: Permit) -> None:
-        """A local activity granted a permit, which this workflow task is to record."""
-        self.fresh[permit.resource, permit.ticket] = workflow.info().get_current_history_length()
-
-    def on_used(self, resource: str, ticket: str) -> None:
-        """A local activity that needs a permit starts or ends, which this workflow task is to record."""
-        self.used[resource, ticket] = workflow.info().get_current_history_length()
-
-    def reexecution_needs(self, resource: str, ticket: str) -> bool:
-        """Whether this workflow task, if Temporal re-executes it, needs a permit that is held now.
-
-        Temporal re-executes it if a signal arrives while it ends the run, or if its worker dies. Local activities that
-        were not recorded then run again, and must not find the permit released that they used. If the grant was not
-        recorded either, the re-execution gets a new one.
-        """
-        now = workflow.info().get_current_history_length()
-        return self.used.get((resource, ticket)) == now and self.fresh.get((resource, ticket)) != now
-
     def number(self, resource: str) -> int:
         """Counts the requests for a resource: a replay of the same code gets the same numbers."""
         number = self.tickets[resource] = self.tickets.get(resource, 0) + 1
@@ -141,10 +146,23 @@ class Run:
 
     def on_granted(self, granted: Granted) -> None:
         """Handles the signal of a grant: from a relay if waiting is by signal, or from the resource's keeper."""
+        if self._is_stale(granted):
+            return
         if granted.keeper:
             self.mailbox.on_granted(granted)
         else:
             self.granted[granted.permit.resource, granted.permit.ticket] = granted.permit
+
+    def _is_stale(self, granted: Granted) -> bool:
+        """Whether a grant is for the run that this one was reset from, so that this one asks again.
+
+        The server gives a reset run the signals again that came after the reset point. Those that came before it are
+        in its history, where this code read them as its own. A patch tells the two apart: it is new code in the first
+        case, and in the second one code that the history does not know.
+        """
+        info = workflow.info()
+        is_of_former_run = granted.run_id != info.run_id and granted.request.startswith(f"{original_run_of(info)}/")
+        return is_of_former_run and workflow.patched(f"redlease: {granted.request}")
 
     def on_lost(self, lost: Lost) -> None:
         """Handles the signal of a loss, which a relay may send more than once, and late."""
@@ -166,9 +184,16 @@ def enter(run: Run) -> None:
 
 
 def _inherited(guard: Guard) -> Callable[[], Guard]:
-    """A guard from the parent, who may release the permit without notice: so each use asks whether it is held."""
-    asked = replace(guard, until_ms=0)
-    return lambda: asked
+    return lambda: guard
+
+
+def fails_the_task(error: BaseException) -> bool:
+    """Whether the workflow task fails, and not the run, if workflow code does not catch this error.
+
+    Temporal then executes the task again, perhaps with code that was mended, and drops the commands that it made.
+    """
+    ends_the_run = isinstance(error, asyncio.CancelledError | workflow.ContinueAsNewError)
+    return not ends_the_run and not workflow.is_failure_exception(error)
 
 
 def current() -> Run:
@@ -206,7 +231,7 @@ def with_guards(headers: Mapping[str, Payload]) -> Mapping[str, Payload]:
 def read_guards(headers: Mapping[str, Payload]) -> list[Guard]:
     """The guards in a call's headers."""
     payload = headers.get(HEADER)
-    return [] if payload is None else [Guard(*guard[:5]) for guard in json.loads(payload.data)]
+    return [] if payload is None else [Guard(*guard[:4]) for guard in json.loads(payload.data)]
 
 
 def ticket_of(info: workflow.Info, number: int) -> str:

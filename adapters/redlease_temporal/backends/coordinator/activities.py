@@ -13,11 +13,11 @@ from temporalio.client import (
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError
 
-from redlease.models import Position, Snapshot
+from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.common.keeper_calls import ANSWER, Keepers, at_once, gone
 from redlease_temporal.common.run_monitor import RunMonitor
 from redlease_temporal.payloads import coordinator
-from redlease_temporal.payloads.locks import Checking, Inspecting, Placing, RenewedPermit
+from redlease_temporal.payloads.locks import Checking, Inspecting, Placing
 
 from .workflow import Coordinator
 
@@ -37,7 +37,7 @@ class CoordinatorActivities:
     @property
     def local(self) -> list[Callable[..., Any]]:
         """For workers that run workflows."""
-        return [self.ask, self.release, self.renew, self.adopt, self.check, self.inspect, self.position]
+        return [self.ask, self.outcome, self.renew, self.adopt, self.check, self.inspect, self.position]
 
     @activity.defn(name=coordinator.ASK)
     async def ask(self, request: coordinator.Request) -> None:
@@ -56,18 +56,13 @@ class CoordinatorActivities:
         except RPCError as error:
             raise COORDINATORS.unavailable(request.terms.resource, error) from error
 
-    @activity.defn(name=coordinator.RELEASE)
-    async def release(self, call: coordinator.Call) -> bool:
-        """Releases or withdraws a ticket; returns whether it was held or queued."""
-        release = call.release
-        if release is None or not await self._signal(call, "release", release):
-            return False
-        if not release.call:
-            return True
-        return bool(await self._query(call.terms.resource, "outcome", release.call))
+    @activity.defn(name=coordinator.OUTCOME)
+    async def outcome(self, call: coordinator.Call) -> bool:
+        """Whether a release, which the coordinator has, released a permit or withdrew a request."""
+        return call.release is not None and bool(await self._query(call.terms.resource, "outcome", call.release.call))
 
     @activity.defn(name=coordinator.RENEW)
-    async def renew(self, call: coordinator.Call) -> RenewedPermit:
+    async def renew(self, call: coordinator.Call) -> Permit:
         """Renews a permit."""
         assert call.renewal is not None
         renewal, resource = call.renewal, call.terms.resource
@@ -75,10 +70,11 @@ class CoordinatorActivities:
         found = await self._query(resource, "permit", renewal.ticket, renewal.fence)
         if found is None or found.permit is None:
             raise gone(resource, renewal.ticket, renewal.fence)
-        return RenewedPermit.of(found.permit)
+        permit: Permit = found.permit
+        return permit
 
     @activity.defn(name=coordinator.ADOPT)
-    async def adopt(self, call: coordinator.Call) -> RenewedPermit:
+    async def adopt(self, call: coordinator.Call) -> Permit:
         """Takes a permit over for a run."""
         assert call.adoption is not None
         adoption, resource = call.adoption, call.terms.resource
@@ -86,12 +82,18 @@ class CoordinatorActivities:
         found = await self._query(resource, "adopted", adoption.ticket, adoption.requester.request)
         if found is None or found.permit is None:
             raise gone(resource, adoption.ticket, adoption.fence)
-        return RenewedPermit.of(found.permit)
+        permit: Permit = found.permit
+        return permit
 
     @activity.defn(name=coordinator.CHECK)
     async def check(self, checking: Checking) -> bool:
         """Whether a permit is held now."""
         return await self.has(checking)
+
+    async def are_held(self, resource: str, permits: list[tuple[str, int]]) -> list[bool]:
+        """Whether each of these permits, by ticket and fence, is held now, by the coordinator's answer."""
+        held: list[bool] | None = await self._query(resource, "are_held", permits)
+        return [False] * len(permits) if held is None else held
 
     async def has(self, checking: Checking) -> bool:
         """Whether a permit is held now, by the coordinator's answer."""

@@ -13,14 +13,7 @@ from temporalio.exceptions import ApplicationError
 from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.errors import NAMED, LockError, Unavailable, misused
 from redlease_temporal.payloads import coordinator, locks
-from redlease_temporal.workflow_side.backend import (
-    LocalBackend,
-    deliver_release,
-    prolonged,
-    timed_out,
-    try_once,
-)
-from redlease_temporal.workflow_side.hold import to_its_end
+from redlease_temporal.workflow_side.backend import LocalBackend, timed_out, try_once
 from redlease_temporal.workflow_side.mailbox import signal
 from redlease_temporal.workflow_side.requests import adoption_of, request_name, requester_of
 from redlease_temporal.workflow_side.run import Run, current, shown_as
@@ -89,14 +82,21 @@ class CoordinatorBackend(LocalBackend):
         """Sends a request and returns the answer; withdraws the request if anything else ends the wait."""
         mailbox, name = run.mailbox, request.requester.request
         mailbox.awaited.add(name)
+        asked = -1
+
+        def has_to_ask() -> bool:  # again after a reset: the answer went to the run before
+            return run.resets != asked
+
         try:
-            await self._ask_until_heard(request, activity_id)
-            await workflow.wait_condition(lambda: name in mailbox.answers)
+            while has_to_ask():
+                asked = run.resets
+                await self._ask_until_heard(request, f"{activity_id}r{asked}" if asked else activity_id)
+                await workflow.wait_condition(lambda: name in mailbox.answers or has_to_ask())
         # No other exceptions: an evicted run must not send signals.
         except (ApplicationError, asyncio.CancelledError):
             mailbox.forget(name)
-            withdrawal = coordinator.Release(request.ticket, None, name)
-            await to_its_end(self._send(coordinator.Call(self._terms, release=withdrawal)))
+            release = coordinator.Release(request.ticket, None, name)
+            run.releasing(self._terms.resource, self._signal_release(release))
             raise
         answer = mailbox.answers[name]
         mailbox.forget(name)
@@ -138,39 +138,37 @@ class CoordinatorBackend(LocalBackend):
     async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
         """Takes over a permit."""
         call = coordinator.Call(self._terms, adoption=adoption_of(adopting))
-        name = adopting.wish.local_id
-        adopted = await prolonged(coordinator.ADOPT, call, name, away=self.away, resource=self._terms.resource)
+        adopted = await self._ask(coordinator.ADOPT, call, Permit, adopting.wish.local_id)
         run.mailbox.kept.add((adopted.resource, adopted.ticket, adopted.fence))
         return adopted
 
     async def renew(self, renewing: locks.RenewCall) -> Permit:
         """Renews a permit."""
         renewal = coordinator.Renewal(renewing.permit.ticket, renewing.permit.fence, renewing.lease_ms)
-        call = coordinator.Call(self._terms, renewal=renewal)
-        return await prolonged(coordinator.RENEW, call, away=self.away, resource=self._terms.resource)
+        return await self._ask(coordinator.RENEW, coordinator.Call(self._terms, renewal=renewal), Permit)
 
     async def release(self, giving: locks.ReleaseCall) -> bool:
         """Releases a permit or withdraws a request; asks the coordinator for the outcome."""
-        return await self._give(giving, current().mailbox.call_name())
+        release = self._release_of(giving, current().mailbox.call_name())
+        if not await self._signal_release(release):
+            return False
+        try:
+            return await self._ask(coordinator.OUTCOME, coordinator.Call(self._terms, release=release), bool)
+        except Unavailable:
+            return False
 
     async def end(self, giving: locks.ReleaseCall) -> bool:
         """Releases a permit; returns True unless there is no coordinator."""
-        return await self._give(giving, "")
+        return await self._signal_release(self._release_of(giving, ""))
 
-    async def _give(self, giving: locks.ReleaseCall, call_name: str) -> bool:
-        key = (self._terms.resource, giving.ticket)
+    def _release_of(self, giving: locks.ReleaseCall, call_name: str) -> coordinator.Release:
         if giving.fence is not None:
-            current().mailbox.kept.discard((*key, giving.fence))
-        release = coordinator.Release(giving.ticket, giving.fence, call=call_name)
-        if current().reexecution_needs(*key):
-            delivered = await signal(coordinator.workflow_id_of(self._terms.resource), "release", release)
-            if not delivered or not call_name:
-                return delivered  # to learn the outcome, the same call is sent again below
-        return await self._send(coordinator.Call(self._terms, release=release))
+            current().mailbox.kept.discard((self._terms.resource, giving.ticket, giving.fence))
+        return coordinator.Release(giving.ticket, giving.fence, call=call_name)
 
-    async def _send(self, call: coordinator.Call) -> bool:
-        keeper = coordinator.workflow_id_of(self._terms.resource)
-        return await deliver_release(coordinator.RELEASE, call, keeper, call.release)
+    async def _signal_release(self, release: coordinator.Release) -> bool:
+        """Signals a release; returns False if there is no coordinator."""
+        return await signal(coordinator.workflow_id_of(self._terms.resource), "release", release)
 
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """Gives back all but one unit of a permit, by a signal."""

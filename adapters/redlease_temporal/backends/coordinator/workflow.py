@@ -244,6 +244,11 @@ class Coordinator:
         return Found(self._books.permit(ticket, fence))
 
     @workflow.query
+    def are_held(self, permits: list[tuple[str, int]]) -> list[bool]:
+        """Whether each of these permits, by ticket and fence, is held."""
+        return [self._books.permit(ticket, fence) is not None for ticket, fence in permits]
+
+    @workflow.query
     def adopted(self, ticket: str, request: str) -> Found:
         """The permit, if a run adopted it by that request."""
         return Found(self._books.adopted(ticket, request))
@@ -262,7 +267,7 @@ def _signal_of(keeper: str, effect: Notification) -> tuple[str, object]:
             effect.to.request, effect.error, f"resource {resource!r}: {effect.why}"
         )
     if effect.kind == "granted":
-        return locks.GRANTED_SIGNAL, locks.Granted(permit, effect.to.request, keeper)
+        return locks.GRANTED_SIGNAL, locks.Granted(permit, effect.to.request, keeper, effect.to.run_id)
     if effect.kind == "lost":
         return locks.LOST_SIGNAL, locks.Lost(resource, permit.ticket, permit.fence, effect.why, effect.replaced)
     return locks.CONFIRM_SIGNAL, locks.Confirm(resource, permit.ticket, permit.fence, keeper)

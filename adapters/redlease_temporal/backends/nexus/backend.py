@@ -21,8 +21,7 @@ from redlease_temporal.payloads import locks
 from redlease_temporal.payloads import nexus as calls
 from redlease_temporal.workflow_side.backend import timed_out, try_once
 from redlease_temporal.workflow_side.cancellation import ended
-from redlease_temporal.workflow_side.hold import to_its_end
-from redlease_temporal.workflow_side.run import Run
+from redlease_temporal.workflow_side.run import Run, current
 
 T = TypeVar("T")
 
@@ -53,11 +52,11 @@ class NexusBackend:
             return await self._call("acquire", _asked(wish, timeout), Permit, limit)
         except (LockError, ValueError) as error:
             if isinstance(error, Unavailable):
-                await to_its_end(self._withdraw(wish))
+                current().releasing(self._terms.resource, self._withdraw(wish))
                 raise timed_out(self.away, wish, timeout or timedelta(0)) from error
             raise
         except (NexusOperationError, asyncio.CancelledError):
-            await to_its_end(self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(wish))
             raise
 
     async def _withdraw(self, wish: locks.AcquireCall) -> None:
@@ -70,7 +69,7 @@ class NexusBackend:
         try:
             return (await self._call("try_acquire", _asked(wish, None), calls.Tried)).permit
         except asyncio.CancelledError:
-            await to_its_end(self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(wish))
             raise
 
     async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
@@ -99,6 +98,10 @@ class NexusBackend:
     async def end(self, giving: locks.ReleaseCall) -> bool:
         """Releases a permit."""
         return await self.release(giving)
+
+    async def settle(self, run: Run) -> None:
+        """Waits for the answers to the run's releases."""
+        await run.release_delivered(self._terms.resource)
 
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """The service has no read-write locks."""

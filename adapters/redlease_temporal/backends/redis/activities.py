@@ -87,14 +87,14 @@ class RedisActivities:
         return await told(self._requests.downgrade(call))
 
     @activity.defn(name=locks.RENEW)
-    async def renew(self, renewing: locks.RenewCall) -> locks.RenewedPermit:
+    async def renew(self, renewing: locks.RenewCall) -> Permit:
         """Renews a permit."""
-        return locks.RenewedPermit.of(await told(self._requests.renew(renewing)))
+        return await told(self._requests.renew(renewing))
 
     @activity.defn(name=locks.ADOPT)
-    async def adopt(self, adopting: locks.AdoptCall) -> locks.RenewedPermit:
+    async def adopt(self, adopting: locks.AdoptCall) -> Permit:
         """Takes over a permit for this run."""
-        return locks.RenewedPermit.of(await told(self._requests.adopt(adopting)))
+        return await told(self._requests.adopt(adopting))
 
     @activity.defn(name=locks.CHECK)
     async def check(self, checking: locks.Checking) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 from datetime import timedelta
 from typing import TypeVar
 
@@ -21,15 +22,16 @@ from redlease_temporal.workflow_side.backend import (
     LocalBackend,
     failed_call,
     local,
-    prolonged,
     read,
     timed_out,
 )
-from redlease_temporal.workflow_side.cancellation import ended, seen
-from redlease_temporal.workflow_side.hold import to_its_end, until
+from redlease_temporal.workflow_side.cancellation import ended, retrieve_exception
+from redlease_temporal.workflow_side.hold import until
 from redlease_temporal.workflow_side.run import Run, current
 
 T = TypeVar("T")
+
+RECORDS_S = 0.001  # a timer ends the workflow task, however short it is
 
 
 class RedisBackend(LocalBackend):
@@ -47,18 +49,16 @@ class RedisBackend(LocalBackend):
             standing = await self._enqueue(wish)
             if standing.salt:
                 wish = dataclasses.replace(wish, salt=standing.salt)
-            if standing.permit is not None:
-                run.on_fresh(standing.permit)
             return standing.permit or await self._wait(run, wish, standing, timeout)
         except ActivityError as error:
             if (refused := refusal(error)) is not None:
                 raise refused from error
-            await to_its_end(self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(wish))
             if isinstance(error.cause, ActivityTimeout) and error.cause.type == TimeoutType.SCHEDULE_TO_CLOSE:
                 raise timed_out(self.away, wish, timeout or timedelta(0)) from error
             raise
         except asyncio.CancelledError:
-            await to_its_end(self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(wish))
             raise
 
     async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
@@ -73,7 +73,7 @@ class RedisBackend(LocalBackend):
         self, run: Run, wish: locks.AcquireCall, standing: locks.AcquireStatus, timeout: timedelta | None
     ) -> Permit:
         if timeout is not None and timeout <= timedelta(0):
-            await to_its_end(self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(wish))
             raise timed_out(self.away, wish, timeout)
         if standing.shape == locks.BY_SIGNAL:
             return await self._wait_for_signal(run, wish, timeout)
@@ -94,7 +94,7 @@ class RedisBackend(LocalBackend):
         try:
             return _checked(read(returned, Permit), wish)
         except ValueError as error:
-            await to_its_end(self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(wish))
             message = (
                 f"resource {self._terms.resource!r}: somebody else than the library completed the activity "
                 f"{wish.wait_id!r}: {error}. The request is out of the queue: acquire again"
@@ -106,50 +106,40 @@ class RedisBackend(LocalBackend):
         try:
             await until(lambda: key in run.granted, None if timeout is None else timeout.total_seconds())
         except TimeoutError:
-            await to_its_end(self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(wish))
             raise timed_out(self.away, wish, timeout or timedelta(0)) from None
         return run.granted.pop(key)
 
     async def _withdraw(self, wish: locks.AcquireCall) -> bool:
-        return await self.release(locks.ReleaseCall(self._terms, wish.ticket, asked=wish.local_id, salt=wish.salt))
+        return await self.end(locks.ReleaseCall(self._terms, wish.ticket, asked=wish.local_id, salt=wish.salt))
 
     async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
         """Requests a permit without queueing."""
         try:
-            permit = (await self._ask(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)).permit
+            return (await self._ask(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)).permit
         except asyncio.CancelledError:
-            await to_its_end(self._withdraw(wish))
+            run.releasing(self._terms.resource, self._withdraw(wish))
             raise
-        if permit is not None:
-            run.on_fresh(permit)
-        return permit
 
     async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
         """Takes over a permit."""
         del run
-        name = adopting.wish.local_id
-        return await prolonged(locks.ADOPT, adopting, name, away=self.away, resource=self._terms.resource)
+        return await self._ask(locks.ADOPT, adopting, Permit, adopting.wish.local_id)
 
     async def renew(self, renewing: locks.RenewCall) -> Permit:
         """Renews a permit."""
-        return await prolonged(locks.RENEW, renewing, away=self.away, resource=self._terms.resource)
+        return await self._ask(locks.RENEW, renewing, Permit)
 
     async def release(self, giving: locks.ReleaseCall) -> bool:
-        """Releases a permit or withdraws a request; if Redis does not answer, a remote activity retries."""
-        if current().reexecution_needs(self._terms.resource, giving.ticket):
-            try:
-                return read(await self._release_later(giving), locks.Released).released
-            except (ActivityError, ValueError):
-                return False
+        """Releases a permit, by a remote activity, which is retried until Redis answers."""
         try:
-            released = await local(locks.RELEASE, giving, locks.Released)
+            return read(await self._release_later(giving), locks.Released).released
         except ActivityError as error:
             if (refused := refusal(error)) is not None:
                 raise refused from error
-            released = locks.Released(released=False, pending=True)
-        if released.pending:
-            self._release_later(giving).add_done_callback(seen)
-        return released.released
+            return False
+        except ValueError:  # somebody completed the activity by hand
+            return False
 
     def _release_later(self, giving: locks.ReleaseCall) -> workflow.ActivityHandle[RawValue | None]:
         return workflow.start_activity(
@@ -164,8 +154,28 @@ class RedisBackend(LocalBackend):
         )
 
     async def end(self, giving: locks.ReleaseCall) -> bool:
-        """Releases a permit."""
-        return await self.release(giving)
+        """Releases a permit or withdraws a request, by a local activity: the relay does so when its marker is recorded.
+
+        If Redis does not answer, a remote activity retries.
+        """
+        event_id = workflow.info().get_current_history_length()
+        giving = dataclasses.replace(giving, local_id=_release_id(giving), event_id=event_id)
+        try:
+            released = await local(locks.RELEASE, giving, locks.Released, giving.local_id)
+        except ActivityError as error:
+            if (refused := refusal(error)) is not None:
+                raise refused from error
+            released = locks.Released(released=False, pending=True)
+        if released.pending:
+            later = dataclasses.replace(giving, local_id="")
+            self._release_later(later).add_done_callback(retrieve_exception)
+        return released.released
+
+    async def settle(self, run: Run) -> None:
+        """Has what the run released in this workflow task recorded: the relay waits for that."""
+        await super().settle(run)
+        if run.released_at.get(self._terms.resource) == workflow.info().get_current_history_length():
+            await asyncio.sleep(RECORDS_S)
 
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """Gives back all but one unit of a permit, by a remote activity."""
@@ -203,6 +213,12 @@ class RedisBackend(LocalBackend):
     def kept_by(self, permit: Permit) -> str:  # noqa: ARG002  the same for each
         """No workflow keeps it."""
         return ""
+
+
+def _release_id(giving: locks.ReleaseCall) -> str:
+    """Names the release of one permit or request: a task that is executed again may release others."""
+    parts = (giving.terms.resource, giving.ticket, str(giving.fence), giving.asked, giving.salt)
+    return f"redlease:release:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}"
 
 
 def _checked(permit: Permit, wish: locks.AcquireCall) -> Permit:

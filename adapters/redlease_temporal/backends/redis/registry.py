@@ -47,6 +47,9 @@ class TicketRecord:
         canary: What a relay must be able to decode before it takes the record over; empty if any relay may.
         key: Whose turn its request takes, with `share` of the turns.
         full: What it does if it cannot be granted at once; a holder that it replaces has `grace_ms` to end.
+        release_id: The local activity whose marker records its release; empty while it is not released.
+        release_event: The marker comes after this event.
+        release_fence: The permit that is released; 0 for whatever the request has.
         caller: The run that has the permit, if it came through Nexus: `workflow_id` and `run_id` are then of the
             workflow that waits for it, and `run_id` is empty if none waits.
     """
@@ -80,6 +83,9 @@ class TicketRecord:
     share: float = 1
     full: Full = "wait"
     grace_ms: int = 0
+    release_id: str = ""
+    release_event: int = 0
+    release_fence: int = 0
 
     @property
     def id(self) -> str:

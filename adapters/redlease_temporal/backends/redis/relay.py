@@ -58,6 +58,17 @@ class Tracker(Protocol):
         """Renews the permit, if it may, so that the next relay has a full lease to take it over."""
 
 
+class Release(Protocol):
+    """A release that waits until the history of its run records it."""
+
+    @property
+    def resource(self) -> str:
+        """The name of the resource."""
+
+    async def attempt(self) -> bool | None:
+        """Carries it out if it is recorded."""
+
+
 class Relay:
     """Serves the locks of a group of workflow runs, for one process.
 
@@ -92,6 +103,7 @@ class Relay:
         self.tickets = client.tickets
         self.registry = Registry(self.tickets, self.prefix, group, self.name)
         self.trackers: dict[str, Tracker] = {}
+        self.releases: set[Release] = set()  # those that wait until a history records them
         self._make_tracker = make_tracker
         self._monitors = {temporal.namespace: monitor}
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -15,6 +15,7 @@ from redlease.tickets import GONE, label, lease_lost
 from redlease_temporal.payloads import locks
 
 from .caller_tracker import tracker_for
+from .recorded_release import note_release
 from .registry import TicketRecord, digest
 from .relay import LEAVE_MS, Relay
 from .tracker import TicketTracker
@@ -43,17 +44,24 @@ class Requests:
                 return await self._enqueue(dataclasses.replace(wish, salt=secrets.token_hex(4)))
 
     async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
-        record = await self._claim(self._new_record(wish), limit_ms=None)
+        record = self._new_record(wish)
+        await self._release_recorded(wish.terms.resource)
+        record = await self._claim(record, limit_ms=None)
         tracker = tracker_for(self._relay, record, at_once=True)
         self._relay.track(tracker)
         return dataclasses.replace(await tracker.standing(), salt=wish.salt)
 
     async def _try(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
         record = self._new_record(wish)
+        await self._release_recorded(wish.terms.resource)
         permit = await self._relay.semaphore(wish.terms).try_acquire(
             ticket=wish.ticket, weight=wish.weight, owner=record.owner, metadata=wish.metadata, key=wish.key or None
         )
         return locks.AcquireStatus(permit)
+
+    async def _release_recorded(self, resource: str) -> None:
+        """Carries out the releases of a resource that are recorded by now: the next request need not wait for them."""
+        await asyncio.gather(*(each.attempt() for each in list(self._relay.releases) if each.resource == resource))
 
     async def wait(self, wish: locks.AcquireCall, token: bytes) -> None:
         """Has the relay complete the activity of this token when the request is granted."""
@@ -75,10 +83,13 @@ class Requests:
                 if giving.administrative:
                     return locks.Released(await semaphore.release(giving.ticket))
                 leaving = self._leaving(giving)
-                known = self._relay.trackers.get(leaving.id)
-                if known is not None:
-                    self._relay.forget(known)
-                await self._relay.registry.drop(leaving.id, anyones=True)
+                if giving.local_id and not self._relay.settings.by_signal:
+                    if await self._note_release(leaving):
+                        fence = giving.fence
+                        held = fence is None or await self.held(giving.terms.resource, giving.ticket, fence)
+                        return locks.Released(held)
+                else:
+                    await self._forget(leaving.id)
                 released = await self._relay.give_back(
                     self._relay.tickets.resource(giving.terms.resource), leaving, patience_ms=patience_ms
                 )
@@ -89,6 +100,31 @@ class Requests:
         if self._relay.settings.by_signal:
             await self._tell_holders(semaphore)
         return locks.Released(bool(released), pending=released is None)
+
+    async def _forget(self, record_id: str) -> None:
+        known = self._relay.trackers.get(record_id)
+        if known is not None:
+            self._relay.forget(known)
+        await self._relay.registry.drop(record_id, anyones=True)
+
+    async def _note_release(self, leaving: TicketRecord) -> bool:
+        """Notes a release until the history records it; returns False if the record is of another request, or none is.
+
+        The relay that owns the record then carries the release out, and that is this one from now on.
+        """
+        relay, tracker = self._relay, self._relay.trackers.get(leaving.id)
+        if isinstance(tracker, TicketTracker) and note_release(tracker.record, leaving):
+            tracker.release.start()
+            if await relay.registry.put(tracker.record):
+                return True
+            relay.forget(tracker)  # another relay has taken it over
+        known = await relay.claim(leaving)
+        if not known.fence and not known.wait_id:  # it is new, and was never asked for
+            await relay.registry.drop(leaving.id)
+            return False
+        is_noted = note_release(known, leaving)
+        relay.track(tracker_for(relay, known))
+        return is_noted and await relay.registry.put(known)
 
     async def _tell_holders(self, semaphore: Semaphore) -> None:
         """Waits until the relay has signalled the new holders.
@@ -111,6 +147,10 @@ class Requests:
         record = self._new_record(wish)
         if giving.fence is not None:  # the fence names the permit; its request must not be granted again
             record.fence, record.request = giving.fence, ""
+        # Of a permit that is plain data no relay has a record: one that has its release alone.
+        record.keep, record.on_close, record.recorded = False, "lease", True
+        record.release_id, record.release_event = giving.local_id, giving.event_id
+        record.release_fence = giving.fence or 0
         return record
 
     async def adopt(self, adopting: locks.AdoptCall) -> Permit:
@@ -135,6 +175,7 @@ class Requests:
                 await self._relay.registry.drop(record.id)
                 raise lease_lost(permit.resource, permit.ticket, permit.fence, GONE)
             record.fence, record.granted_at_ms, _, record.weight, record.capacity, _ = adopted
+            record.recorded = adopting.resumes
             await self._relay.registry.put(record)
         tracker = TicketTracker(self._relay, record, at_once=True)
         self._relay.track(tracker)
@@ -169,6 +210,13 @@ class Requests:
     async def _claim(self, record: TicketRecord, *, limit_ms: float | None) -> TicketRecord:
         """Makes the relay the owner of the record, and copies the state of an earlier copy of the request."""
         known = await self._relay.claim(record, limit_ms=limit_ms)
+        if known.release_id and known.request != record.request:
+            # The run has released what it had with this ticket, and the next request may not share that permit.
+            tracker = tracker_for(self._relay, known)
+            self._relay.track(tracker)
+            if await tracker.release.attempt() is None:
+                raise TimeoutError  # until it is recorded; the waiting activity is retried
+            known = await self._relay.claim(record, limit_ms=limit_ms)
         if known.run_id != record.run_id and await self._relay.is_reduced(known):
             # The run was reset to before it asked, and asks again for what it had before its downgrade.
             resource = self._relay.tickets.resource(known.terms.resource)
@@ -177,6 +225,9 @@ class Requests:
         record.arrival = known.arrival
         if known.request == record.request and known.fence:
             record.fence, record.granted_at_ms, record.capacity = known.fence, known.granted_at_ms, known.capacity
+            # This may be a late copy: what its task has released since is still to be released.
+            record.release_id, record.release_event = known.release_id, known.release_event
+            record.release_fence = known.release_fence
         return record
 
     def _new_record(self, wish: locks.AcquireCall) -> TicketRecord:

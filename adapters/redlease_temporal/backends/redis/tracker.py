@@ -26,6 +26,7 @@ from redlease_temporal.errors import failure
 from redlease_temporal.payloads import locks
 from redlease_temporal.payloads.locks import AcquireStatus
 
+from .recorded_release import RecordedRelease
 from .registry import TicketRecord
 from .relay import Relay
 from .telling import BY_SIGNAL_TOKEN, tell_of_grant, tell_of_loss
@@ -86,6 +87,7 @@ class TicketTracker:
         self._tried = ""  # the token with which this tracker last tried to deliver the grant
         self._once = Once()
         self._task: asyncio.Task[None] | None = None
+        self.release = RecordedRelease(relay, self)
 
     # Lifecycle
 
@@ -94,6 +96,7 @@ class TicketTracker:
         self._monitor.watch(self._run, self._on_look)
         self._tickets.listen(self.record.request, self._on_message)
         self._task = self._relay.spawn(lasting(f"{self}: looking after its ticket", self._track))
+        self.release.start()
 
     def stop(self) -> None:
         """Stops its task and leaves the state in Redis as it is."""
@@ -101,6 +104,7 @@ class TicketTracker:
         self._tickets.unlisten(self.record.request, self._on_message)
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
+        self.release.stop()
         if not self._standing.done():
             self._standing.set_exception(TimeoutError())  # the caller retries
         self._standing.exception()  # marks the exception as retrieved
@@ -187,9 +191,12 @@ class TicketTracker:
                 # A late execution of the request: whoever has adopted its ticket's permit keeps it, under that fence.
                 record = dataclasses.replace(record, fence=0)
             await self._relay.give_back(self._resource, record)
-        await self._over()
+        elif await self._answered(self.release.is_recorded()):
+            await self.release.carry_out()
+        await self.over()
 
-    async def _over(self) -> None:
+    async def over(self) -> None:
+        """Drops the record: nothing is left to do for it."""
         if self._is_current():
             await self._relay.registry.drop(self.record.id)
             self._relay.forget(self)
@@ -210,16 +217,14 @@ class TicketTracker:
                 await self._requeue_after_lapse()
                 await self._save()
                 if self.at_once:
-                    await self._over()
+                    await self.over()
                     return
                 while not record.token:  # until the waiting activity starts, or the run ends
                     await self._pause(None)
-            if record.keep:
-                await self._keep()
-            await self._over()
+            await self._keep()
         except _LostError:
             await self._signal_loss()
-            await self._over()
+            await self.over()
         except _GoneError:
             self._relay.forget(self)
         except _RefusedError as refused:
@@ -366,13 +371,15 @@ class TicketTracker:
 
     async def _keep(self) -> None:
         """Renews the permit until it is lost, or until it may not be renewed and expires."""
-        while True:
-            if not await (self._renew() if self._may_renew() else self._check()):
-                await self._save()  # raises if the permit was released: a release drops the record first
-                if self._adopt_until_ms is None:
-                    await self._signal_loss()
-                return
+        while self.record.keep and await (self._renew() if self._may_renew() else self._check()):
             await self._pause(min(self._renewal_s, NOTICE_S))
+        if self.record.keep:
+            await self._save()  # raises if the permit was released: a release drops the record first
+            if self._adopt_until_ms is None:
+                await self._signal_loss()
+        elif self.record.release_id:
+            return  # its release is to come, and drops the record
+        await self.over()
 
     def _may_renew(self) -> bool:
         is_over = self.record.max_hold_ms is not None and self._held_ms >= self.record.max_hold_ms
@@ -402,7 +409,7 @@ class TicketTracker:
             handle = self._relay.temporal.get_async_activity_handle(task_token=base64.b64decode(self.record.token))
             with contextlib.suppress(RPCError, AsyncActivityCancelledError):
                 await handle.fail(failure(error))
-        await self._over()
+        await self.over()
 
     # Calls
 

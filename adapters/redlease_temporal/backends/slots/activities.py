@@ -17,7 +17,7 @@ from redlease.models import Permit, Snapshot, Waiter
 from redlease_temporal.common.descriptions import Description, describe
 from redlease_temporal.common.keeper_calls import ANSWER, Keepers, at_once, gone
 from redlease_temporal.payloads import slots as calls
-from redlease_temporal.payloads.locks import Checking, Guard, Inspecting, RenewedPermit, micros
+from redlease_temporal.payloads.locks import Checking, Guard, Inspecting, micros
 
 from .completion import end_of
 from .workflow import Slot
@@ -44,7 +44,10 @@ class SlotActivities:
     @property
     def local(self) -> list[Callable[..., Any]]:
         """For workers that run workflows."""
-        return [self.claim, self.line_up, self.idle, self.release, self.renew, self.adopt, self.check, self.inspect]
+        return [
+            *(self.claim, self.line_up, self.idle, self.find_ticket, self.release),
+            *(self.renew, self.adopt, self.check, self.inspect),
+        ]
 
     # Taking a slot
 
@@ -79,6 +82,13 @@ class SlotActivities:
 
     # With a permit
 
+    @activity.defn(name=calls.FIND)
+    async def find_ticket(self, call: calls.SlotCall) -> int | None:
+        """The slot that a ticket holds, which a release names; None if it holds none."""
+        assert call.release is not None
+        seen = await self.find(call, call.release.ticket, call.release.fence)
+        return None if seen is None else seen.slot
+
     @activity.defn(name=calls.RELEASE)
     async def release(self, call: calls.SlotCall) -> bool:
         """Releases a ticket; returns whether it was held. With `wait`, returns once the slot is free."""
@@ -100,7 +110,7 @@ class SlotActivities:
         return ended is not None and ended.call == release.call
 
     @activity.defn(name=calls.RENEW)
-    async def renew(self, call: calls.SlotCall) -> RenewedPermit:
+    async def renew(self, call: calls.SlotCall) -> Permit:
         """Renews a permit."""
         assert call.renewal is not None
         renewal = call.renewal
@@ -109,11 +119,12 @@ class SlotActivities:
             await self._signal(call.terms.resource, seen.slot, "renew", renewal)
             found = await self._query(call.terms.resource, seen.slot, "permit", renewal.ticket, renewal.fence)
             if found is not None and found.permit is not None:
-                return RenewedPermit.of(found.permit)
+                permit: Permit = found.permit
+                return permit
         raise gone(call.terms.resource, renewal.ticket, renewal.fence)
 
     @activity.defn(name=calls.ADOPT)
-    async def adopt(self, call: calls.SlotCall) -> RenewedPermit:
+    async def adopt(self, call: calls.SlotCall) -> Permit:
         """Takes a permit over for a run."""
         assert call.adoption is not None
         adoption = call.adoption
@@ -123,7 +134,8 @@ class SlotActivities:
             asked = (adoption.ticket, adoption.requester.request)
             found = await self._query(call.terms.resource, seen.slot, "adopted", *asked)
             if found is not None and found.permit is not None:
-                return RenewedPermit.of(found.permit)
+                permit: Permit = found.permit
+                return permit
         raise gone(call.terms.resource, adoption.ticket, adoption.fence)
 
     @activity.defn(name=calls.CHECK)

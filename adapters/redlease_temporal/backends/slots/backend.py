@@ -8,7 +8,8 @@ line: so waiters also retry by themselves, with a back-off.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Coroutine, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,18 +23,18 @@ from redlease_temporal.payloads import slots as to
 from redlease_temporal.payloads.coordinator import Release, Renewal
 from redlease_temporal.workflow_side.backend import (
     LocalBackend,
-    deliver_release,
-    prolonged,
+    answered,
     timed_out,
     try_once,
 )
-from redlease_temporal.workflow_side.cancellation import seen
-from redlease_temporal.workflow_side.hold import to_its_end, until
+from redlease_temporal.workflow_side.cancellation import retrieve_exception
+from redlease_temporal.workflow_side.hold import until
 from redlease_temporal.workflow_side.mailbox import RunMailbox, signal
 from redlease_temporal.workflow_side.requests import adoption_of, request_name, requester_of
 from redlease_temporal.workflow_side.run import Run, current, shown_as
 
 T = TypeVar("T")
+_Slot: Any = int | None  # as a result type
 
 ENDS_IN_S = 3.0  # how long a released slot may take to end
 PAUSE_S = 2.0  # between two attempts to learn the permit of a started slot
@@ -65,19 +66,20 @@ class SlotBackend(LocalBackend):
                 permit = await self._stand_in_line(run, wish, request)
         # No other exceptions: an evicted run must not send signals.
         except (TimeoutError, asyncio.CancelledError, ApplicationError) as error:
-            await to_its_end(self._leave(run.mailbox, request))
+            leaving = self._leave(run.mailbox, request)
             run.mailbox.forget(request)
+            run.releasing(self._terms.resource, leaving)
             if isinstance(error, TimeoutError) and not isinstance(error, ApplicationError):
                 raise timed_out(self.away, wish, timeout or timedelta(0)) from None
             raise
         run.mailbox.forget(request)
         return permit
 
-    async def _leave(self, mailbox: RunMailbox, request: str) -> None:
+    def _leave(self, mailbox: RunMailbox, request: str) -> Coroutine[Any, Any, bool]:
         """Leaves the line."""
         home = mailbox.homes.get(request)
-        if home is not None:
-            await signal(to.slot_id(self._terms.resource, home), "leave", request)
+        keeper = "" if home is None else to.slot_id(self._terms.resource, home)
+        return signal(keeper, "leave", request)
 
     async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
         """Takes a slot if one is free."""
@@ -119,10 +121,10 @@ class SlotBackend(LocalBackend):
         try:
             free = await self._ask(to.LINE_UP, to.LineUp(self._terms.resource, order, line, hint), list[int])
         except Unavailable:
-            await to_its_end(mailbox.pass_on(rest))
+            current().background(mailbox.pass_on(rest))
             return []
         except (ApplicationError, asyncio.CancelledError):
-            await to_its_end(mailbox.pass_on(rest))
+            current().background(mailbox.pass_on(rest))
             raise
         if free[:1] != order[:1]:
             mailbox.homes[line[0].requester.request] = order[0]
@@ -132,15 +134,18 @@ class SlotBackend(LocalBackend):
         """The offer or answer for a request; None when the pause is over."""
         first, longest = BACKOFF_S
         pause_s = workflow.random().uniform(0.5, 1.0) * min(longest, first * 2 ** min(number, 10))
-        mailbox = run.mailbox
+        mailbox, resets = run.mailbox, run.resets
         try:
-            await until(lambda: bool(mailbox.frees.get(request)) or request in mailbox.answers, pause_s)
+            await until(
+                lambda: bool(mailbox.frees.get(request)) or request in mailbox.answers or run.resets != resets,
+                pause_s,
+            )
         except TimeoutError:
             return None
         if request in mailbox.answers:
             answer = mailbox.answers.pop(request)
             return answer if isinstance(answer, locks.Granted) else None
-        return mailbox.frees[request].pop(0)
+        return mailbox.frees[request].pop(0) if mailbox.frees.get(request) else None  # else it was reset
 
     async def _take_one_of(
         self, run: Run, wish: locks.AcquireCall, request: str, slots: Iterable[int], offer: to.SlotOffer | None = None
@@ -175,7 +180,7 @@ class SlotBackend(LocalBackend):
             started = to.Started(wish.terms.resource, slot, child.first_execution_run_id or "", kept, home, request)
             permit = await self._claimed(started, patient=wish.queue)
         except (ApplicationError, asyncio.CancelledError):
-            await to_its_end(self._undo(run.mailbox, starting, taken))
+            run.releasing(self._terms.resource, self._undo(run.mailbox, starting, taken))
             raise
         child.add_done_callback(lambda ended: _on_end(run, permit, ended))
         run.mailbox.children[permit.resource, permit.ticket, permit.fence] = child
@@ -218,9 +223,9 @@ class SlotBackend(LocalBackend):
                     to.SlotOffer(self._terms.resource, taken.kept.slot, "", taken.waiters, taken.kept.floor)
                 )
             return
-        child.add_done_callback(seen)
+        child.add_done_callback(retrieve_exception)
         release = Release(taken.kept.ticket, None, taken.requester.request)
-        await self._send(to.SlotCall(self._terms, taken.kept.slot, release=release))
+        await signal(to.slot_id(self._terms.resource, taken.kept.slot), "release", release)
 
     def _own(self, run: Run, permit: Permit) -> Permit:
         key = (permit.resource, permit.ticket, permit.fence)
@@ -237,15 +242,14 @@ class SlotBackend(LocalBackend):
     async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
         """Takes over a permit."""
         call = to.SlotCall(self._terms, misuse(to.slot_of, adopting.permit), adoption=adoption_of(adopting))
-        name = adopting.wish.local_id
-        return self._own(run, await prolonged(to.ADOPT, call, name, away=self.away, resource=self._terms.resource))
+        return self._own(run, await self._ask(to.ADOPT, call, Permit, adopting.wish.local_id))
 
     async def renew(self, renewing: locks.RenewCall) -> Permit:
         """Renews a permit."""
         permit = renewing.permit
         renewal = Renewal(permit.ticket, permit.fence, renewing.lease_ms)
         call = to.SlotCall(self._terms, misuse(to.slot_of, permit), renewal=renewal)
-        return await prolonged(to.RENEW, call, away=self.away, resource=self._terms.resource)
+        return await self._ask(to.RENEW, call, Permit)
 
     async def release(self, giving: locks.ReleaseCall) -> bool:
         """Releases a permit and waits until its slot is free."""
@@ -258,24 +262,28 @@ class SlotBackend(LocalBackend):
     async def _give(self, giving: locks.ReleaseCall, *, wait: bool) -> bool:
         slot, child = self._taken_here(giving)
         release = Release(giving.ticket, giving.fence, call=current().mailbox.call_name())
-        call = to.SlotCall(self._terms, slot, release=release, wait=wait)
-        if child is None:
-            if slot is None or not current().reexecution_needs(self._terms.resource, giving.ticket):
-                return await self._send(call)
-            delivered = await signal(to.slot_id(self._terms.resource, slot), "release", release)
-            if delivered and wait:
-                await self._send(call)
-            return delivered
-        if child.done() or slot is None:
+        if child is not None and child.done():
             return False
-        # The end of a child is an event. If it arrived in a task that ends the run, the server would have that task
-        # repeated, with all its local activities. So the slot is released by a command, and not in such a task.
-        delivered = await signal(to.slot_id(self._terms.resource, slot), "release", release)
-        if not delivered or not wait:
-            return delivered
+        if slot is None:
+            slot = await self._find(to.SlotCall(self._terms, release=release))
+        if slot is None or not await signal(to.slot_id(self._terms.resource, slot), "release", release):
+            return False
+        if not wait:
+            return True
+        if child is None:
+            with contextlib.suppress(Unavailable):
+                await self._ask(to.RELEASE, to.SlotCall(self._terms, slot, release=release, wait=True), bool)
+            return True
         await workflow.wait([child], timeout=ENDS_IN_S)
         ended = child.result() if child.done() and child.exception() is None else None
         return ended is not None and ended.call == release.call
+
+    async def _find(self, call: to.SlotCall) -> int | None:
+        """The slot of a permit that this run did not take itself."""
+        try:
+            return await answered(to.FIND, call, _Slot, away=self.away, resource=self._terms.resource)
+        except Unavailable:
+            return None
 
     def _taken_here(self, giving: locks.ReleaseCall) -> tuple[int | None, asyncio.Task[Any] | None]:
         """The slot of this run's permit, and the child if this run started it. Forgets both if the fence is given."""
@@ -289,10 +297,6 @@ class SlotBackend(LocalBackend):
             del mailbox.slots[ours[0]]
             mailbox.children.pop(ours[0], None)
         return taken
-
-    async def _send(self, call: to.SlotCall) -> bool:
-        keeper = "" if call.slot is None else to.slot_id(self._terms.resource, call.slot)
-        return await deliver_release(to.RELEASE, call, keeper, call.release)
 
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """A permit of a slot has one unit already."""
@@ -320,7 +324,7 @@ class SlotBackend(LocalBackend):
 
 def _on_end(run: Run, permit: Permit, ended: asyncio.Task[Any]) -> None:
     """Marks the permit as lost if its slot ended without a release."""
-    seen(ended)
+    retrieve_exception(ended)
     how = "the server ended its slot"
     if not ended.cancelled() and ended.exception() is None:
         if ended.result().how in {"released", "owner-closed"}:

@@ -1,0 +1,109 @@
+"""A release that takes effect when the history of its run records it.
+
+The local activity that ends a block asks for the release. Temporal may execute its workflow task again, with newer
+events or with code that was mended, and the code may then still need the permit. So the activity only notes the release
+in the ticket record. The relay that owns the record carries the release out once the history has the activity's marker.
+If the marker never comes, the run keeps the permit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import TYPE_CHECKING
+
+from temporalio.service import RPCError
+
+from redlease_temporal.common.lasting import Once, lasting
+
+from .registry import TicketRecord
+from .relay import Relay
+
+if TYPE_CHECKING:
+    from .tracker import TicketTracker
+
+# The pauses between two questions: the first one, the longest one while the workflow task is under way, and the longest
+# one after that. A task that failed may be executed again at any time, and then record the same marker.
+PAUSES_S = (0.01, 0.5, 10.0)
+PAGE_EVENTS = 20  # the marker is among the first events after the workflow task
+
+
+class RecordedRelease:
+    """The release that is noted in the record of a tracker, if there is one."""
+
+    def __init__(self, relay: Relay, tracker: TicketTracker) -> None:
+        self._relay = relay
+        self._tracker = tracker
+        self._once = Once()
+        self._task: asyncio.Task[None] | None = None
+        self._attempt: asyncio.Task[bool | None] | None = None
+
+    def start(self) -> None:
+        """Waits for the marker in a task of its own."""
+        if self._tracker.record.release_id and self._task is None:
+            self._relay.releases.add(self)
+            self._task = self._relay.spawn(lasting(f"{self._tracker}: releasing it", self._wait_for_marker))
+
+    def stop(self) -> None:
+        """Leaves the release to whichever relay owns the record next."""
+        self._relay.releases.discard(self)
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def resource(self) -> str:
+        """The name of the resource."""
+        return self._tracker.record.terms.resource
+
+    async def _wait_for_marker(self) -> None:
+        pause_s, under_way_s, later_s = PAUSES_S
+        while (recorded := await self.attempt()) is not True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, under_way_s if recorded is None else later_s)
+
+    async def attempt(self) -> bool | None:
+        """Carries the release out if it is recorded; returns whether it is, None if its task may be under way."""
+        if self._attempt is None or self._attempt.done():
+            self._attempt = asyncio.create_task(self._carried_out())
+        return await asyncio.shield(self._attempt)
+
+    async def _carried_out(self) -> bool | None:
+        recorded = await self.is_recorded()
+        if recorded:
+            self._tracker.stop()
+            await self.carry_out()
+            await self._tracker.over()
+        return recorded
+
+    async def is_recorded(self) -> bool | None:
+        """Whether the history has the marker; None if the workflow task is under way, or the server did not answer."""
+        record = self._tracker.record
+        if not record.release_id:
+            return False
+        try:
+            return await self._relay.monitor.has_marker(
+                (record.workflow_id, record.run_id), record.release_event, record.release_id, page_events=PAGE_EVENTS
+            )
+        except RPCError as error:
+            what = f"{self._tracker}: the Temporal server did not say whether the run has released the permit"
+            self._once.tell(what, error)
+            return None
+
+    async def carry_out(self) -> None:
+        """Releases the permit, or withdraws the request."""
+        record = self._tracker.record
+        if record.release_fence:  # the fence names the permit
+            leaving = dataclasses.replace(record, fence=record.release_fence, request="")
+        else:  # whatever the request has got by now
+            leaving = dataclasses.replace(record, fence=0)
+        await self._relay.give_back(self._relay.tickets.resource(record.terms.resource), leaving)
+
+
+def note_release(record: TicketRecord, leaving: TicketRecord) -> bool:
+    """Notes a release in a record; returns False if the release is of something else than the record is about."""
+    is_its_own = record.fence == leaving.fence if leaving.release_fence else record.request == leaving.request
+    if not is_its_own or record.admission:
+        return False
+    record.release_id, record.release_event = leaving.release_id, leaving.release_event
+    record.release_fence = leaving.release_fence
+    return True

@@ -1,0 +1,185 @@
+"""Workflows whose tasks Temporal executes again, or that begin again, while they hold."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+from backend_flows import SOON, On
+from temporalio import activity, workflow
+
+from redlease_temporal import Hold, LeaseLost, Permit, all_of, rwlock
+
+
+class Ledger:
+    """Who writes under which fence in this process."""
+
+    inside = 0
+    most = 0
+    fence = 0
+    stale: list[int] = []  # noqa: RUF012  it is of the process
+
+    @classmethod
+    def clear(cls) -> None:
+        """Begin anew."""
+        cls.inside = cls.most = cls.fence = 0
+        cls.stale = []
+
+
+@activity.defn
+async def write(fence: int) -> None:
+    """Write under a fence, and note one that is older than another that was seen."""
+    Ledger.inside += 1
+    Ledger.most = max(Ledger.most, Ledger.inside)
+    if fence < Ledger.fence:
+        Ledger.stale.append(fence)
+    Ledger.fence = max(Ledger.fence, fence)
+    try:
+        await asyncio.sleep(0.02)
+    finally:
+        Ledger.inside -= 1
+
+
+class Lingering:
+    """Where the workflow task stands that is under way."""
+
+    begun = asyncio.Event()
+    over = asyncio.Event()
+
+
+@activity.defn
+async def linger() -> None:
+    """Keep the workflow task from being recorded until the test says so."""
+    Lingering.begun.set()
+    await Lingering.over.wait()
+
+
+async def write_under(fence: int) -> None:
+    """Write, from workflow code."""
+    await workflow.execute_activity(write, fence, start_to_close_timeout=SOON)
+
+
+async def enter(stack: AsyncExitStack, on: On, how: str, permit: Permit | None = None) -> Hold:
+    """Enter a block of this kind."""
+    pool = on.pool()
+    if how == "adopt":
+        assert permit is not None
+        return await stack.enter_async_context(await pool.adopt(permit))
+    if how == "all_of":
+        return (await stack.enter_async_context(all_of(pool)))[0]
+    if how == "rwlock":
+        sides = rwlock(on.resource, lease=on.lease, backend=on.backend)  # type: ignore[arg-type]
+        return await stack.enter_async_context(sides.write.hold())
+    return await stack.enter_async_context(pool.hold())
+
+
+@workflow.defn
+class Entity:
+    """Works off signals under a lock, and leaves when none comes for a while; it may stay a moment in its last task."""
+
+    def __init__(self) -> None:
+        self._items: list[int] = []
+
+    @workflow.signal
+    def add(self, item: int) -> None:
+        """Add work."""
+        self._items.append(item)
+
+    @workflow.run
+    async def run(self, on: On, how: str, idle: float, lingers: bool, permit: Permit | None = None) -> int:
+        """Return how many items it has worked off."""
+        done = 0
+        async with AsyncExitStack() as stack:
+            hold = await enter(stack, on, how, permit)
+            await write_under(hold.fence)
+            while await self._comes(idle):
+                self._items.pop()
+                await write_under(hold.fence)
+                done += 1
+        if lingers:
+            await workflow.execute_local_activity(linger, start_to_close_timeout=timedelta(seconds=8))
+        return done
+
+    async def _comes(self, idle: float) -> bool:
+        try:
+            await workflow.wait_condition(lambda: bool(self._items), timeout=idle)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Mend:
+    """Whether the mistake in `Mistaken` is mended."""
+
+    mended = False
+
+
+@workflow.defn(sandboxed=False)
+class Mistaken:
+    """A body with a mistake, for which Temporal fails the workflow task until it is mended."""
+
+    @workflow.run
+    async def run(self, on: On, how: str, mistake: str, permit: Permit | None = None) -> int:
+        """Return the fence."""
+        async with AsyncExitStack() as stack:
+            hold = await enter(stack, on, how, permit)
+            await write_under(hold.fence)
+            if not Mend.mended:
+                if mistake == "group":
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(self._fail())
+                        group.create_task(self._held_beside(on))
+                await self._fail()
+            await write_under(hold.fence)
+        return hold.fence
+
+    async def _fail(self) -> None:
+        raise KeyError("as asked")
+
+    async def _held_beside(self, on: On) -> None:
+        async with On(on.backend, f"{on.resource}-beside", lease=on.lease).pool().hold():
+            await asyncio.sleep(60)
+
+
+@workflow.defn
+class Steady:
+    """Holds until told to go on, then writes under its fence."""
+
+    def __init__(self) -> None:
+        self._fence = self._nudges = 0
+        self._go = False
+
+    @workflow.update
+    async def until_held(self) -> int:
+        """Return the fence as soon as there is one."""
+        await workflow.wait_condition(lambda: self._fence != 0)
+        return self._fence
+
+    @workflow.signal
+    def nudge(self) -> None:
+        """Come, and change nothing."""
+        self._nudges += 1
+
+    @workflow.signal
+    def proceed(self) -> None:
+        """Go on."""
+        self._go = True
+
+    @workflow.run
+    async def run(self, on: On, how: str, permit: Permit | None = None) -> Any:
+        """Return the fence, or "lost"."""
+        try:
+            async with AsyncExitStack() as stack:
+                hold = await enter(stack, on, how, permit)
+                self._fence = hold.fence
+                await workflow.wait_condition(lambda: self._go)
+                await write_under(hold.fence)
+        except LeaseLost:
+            return "lost"
+        return hold.fence
+
+
+WORKFLOWS = [Entity, Mistaken, Steady]
+ACTIVITIES = [write, linger]

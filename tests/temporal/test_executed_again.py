@@ -1,0 +1,177 @@
+"""Workflow tasks that Temporal executes again, and runs that begin again: who holds stays alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from backend_bench import Bench
+from backend_flows import Actor, Asking
+from executed_again_flows import ACTIVITIES, WORKFLOWS, Entity, Ledger, Lingering, Mend, Mistaken, Steady
+from temporal_tools import names_of, reset
+from temporalio.worker import Replayer
+
+from redlease_temporal.worker import RedleasePlugin
+
+from helpers import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from temporal_tools import Place
+    from temporalio.client import Client, WorkflowHandle
+
+    from redlease import Permit
+
+    from quiet import Quiet
+
+BACKENDS = ["redis", "slots", "coordinator"]
+# What each backend has of these: slots have no read-write locks.
+KINDS = [(backend, how) for backend in BACKENDS for how in ("hold", "adopt", "all_of", "rwlock")]
+KINDS = [each for each in KINDS if each != ("slots", "rwlock")]
+LOST_WITHIN = 10.0
+
+
+@pytest.fixture(params=["cached", "uncached"])
+def cached(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The options of a worker with a cache of workflows, and of one with none."""
+    return {} if request.param == "cached" else {"max_cached_workflows": 0}
+
+
+@pytest.fixture
+async def client(place: Place, cached: dict[str, Any]) -> AsyncIterator[Client]:
+    """A client with the plugin, beside a worker."""
+    Ledger.clear()
+    Mend.mended = False
+    Lingering.begun, Lingering.over = asyncio.Event(), asyncio.Event()
+    async with place.serving([*WORKFLOWS, Actor], ACTIVITIES, worker=cached) as client:
+        yield client
+
+
+async def taken(bench: Bench, how: str) -> Permit | None:
+    """Return a permit for who adopts one."""
+    return await bench.do(await bench.actor(), Actor.acquire, Asking()) if how == "adopt" else None
+
+
+async def replays(handle: WorkflowHandle[Any, Any]) -> None:
+    """See that the history can be replayed."""
+    replayer = Replayer(workflows=WORKFLOWS, plugins=[RedleasePlugin("redis://nowhere.invalid")])
+    await replayer.replay_workflow(await handle.fetch_history())
+
+
+async def nudge(steady: WorkflowHandle[Any, Any]) -> int:
+    """Let a holder have one more workflow task; returns its number."""
+
+    async def tasks() -> int:
+        return (await names_of(steady)).count("WORKFLOW_TASK_COMPLETED")
+
+    before = await tasks()
+    await steady.signal(Steady.nudge)
+
+    async def is_nudged() -> bool:
+        return await tasks() > before
+
+    await eventually(is_nudged)
+    return before
+
+
+def nobody_wrote_late() -> None:
+    """See that never two wrote at once, and nobody under a fence older than one that was seen."""
+    assert Ledger.most == 1
+    assert Ledger.stale == []
+
+
+@pytest.mark.parametrize(("backend", "how"), KINDS)
+async def test_a_signal_in_the_last_task(client: Client, task_queue: str, backend: str, how: str) -> None:
+    """A run that has left its block, and whose task is executed again since a signal came, is never beside another."""
+    bench = Bench(client, task_queue, backend)
+    entity = await bench.start(Entity.run, bench.on, how, 0.3, True, await taken(bench, how))
+    await asyncio.wait_for(Lingering.begun.wait(), 30)
+    other = await bench.start(Entity.run, bench.on, "rwlock" if how == "rwlock" else "hold", 0.3, False, None)
+    await asyncio.sleep(1)  # it has the time to be granted what is released too early
+    await entity.signal(Entity.add, 1)
+    Lingering.over.set()
+    done = await entity.result()
+    assert await other.result() == 0
+    nobody_wrote_late()
+    if backend == "redis":
+        assert done == 1  # the task that released was not recorded, so it holds on
+    await replays(entity)
+
+
+@pytest.mark.parametrize("mistake", ["error", "group"])
+@pytest.mark.parametrize(("backend", "how"), KINDS)
+async def test_a_mistake_in_the_body(
+    client: Client, task_queue: str, backend: str, how: str, mistake: str, quiet: Quiet
+) -> None:
+    """A run whose task fails keeps its permit, and goes on under its fence when the mistake is mended."""
+    quiet.allow("Failed activation on workflow Mistaken")
+    quiet.allow("as asked")
+    bench = Bench(client, task_queue, backend)
+    mistaken = await bench.start(Mistaken.run, bench.on, how, mistake, await taken(bench, how))
+
+    async def has_failed() -> bool:
+        return "WORKFLOW_TASK_FAILED" in await names_of(mistaken)
+
+    await eventually(has_failed, 30)
+    other = await bench.start(Entity.run, bench.on, "rwlock" if how == "rwlock" else "hold", 0.1, False, None)
+    await asyncio.sleep(2)
+    Mend.mended = True
+    fence = await mistaken.result()
+    assert await other.result() == 0
+    nobody_wrote_late()
+    assert Ledger.fence > fence
+    await replays(mistaken)
+
+
+@pytest.mark.parametrize(("backend", "how"), KINDS)
+async def test_a_closed_run_is_reset_into_its_block(client: Client, task_queue: str, backend: str, how: str) -> None:
+    """The run that begins again learns at once that it has no permit, and writes nothing beside the one that has it."""
+    bench = Bench(client, task_queue, backend)
+    steady = await bench.start(Steady.run, bench.on, how, await taken(bench, how))
+    fence = await steady.execute_update(Steady.until_held)
+    nudged = await nudge(steady)
+    await steady.signal(Steady.proceed)
+    assert await steady.result() == fence
+    after = await bench.start(Steady.run, bench.on, "rwlock" if how == "rwlock" else "hold", None)
+    held = await after.execute_update(Steady.until_held)
+    again = await reset(client, steady, nudged, reapply=False)
+    assert await asyncio.wait_for(again.result(), LOST_WITHIN) == "lost"
+    await after.signal(Steady.proceed)
+    assert await after.result() == held
+    nobody_wrote_late()
+    await replays(again)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_closed_run_is_reset_to_before_its_grant(client: Client, task_queue: str, backend: str) -> None:
+    """It asks again, and waits for its turn: the grant that its former run had is not its own."""
+    bench = Bench(client, task_queue, backend)
+    first = await bench.start(Steady.run, bench.on, "hold", None)
+    await first.execute_update(Steady.until_held)
+    steady = await bench.start(Steady.run, bench.on, "hold", None)
+    await bench.until_waiting(await bench.actor(), 1)
+    await first.signal(Steady.proceed)
+    await steady.execute_update(Steady.until_held)
+    await steady.signal(Steady.proceed)
+    fence = await steady.result()
+    after = await bench.start(Steady.run, bench.on, "hold", None)
+    held = await after.execute_update(Steady.until_held)
+    again = await reset(client, steady, 1)
+    await bench.until_waiting(await bench.actor(), 1)
+    await after.signal(Steady.proceed)
+    assert await again.result() > held > fence
+    nobody_wrote_late()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_an_open_run_is_reset_into_its_block(client: Client, task_queue: str, backend: str) -> None:
+    """A run that is reset while it holds goes on under its fence."""
+    bench = Bench(client, task_queue, backend)
+    steady = await bench.start(Steady.run, bench.on, "hold", None)
+    fence = await steady.execute_update(Steady.until_held)
+    again = await reset(client, steady, await nudge(steady))
+    await again.signal(Steady.proceed)
+    assert await again.result() == fence
+    nobody_wrote_late()
