@@ -70,7 +70,7 @@ async def enter(stack: AsyncExitStack, on: On, how: str, permit: Permit | None =
     if how == "all_of":
         return (await stack.enter_async_context(all_of(pool)))[0]
     if how == "rwlock":
-        sides = rwlock(on.resource, lease=on.lease, backend=on.backend)  # type: ignore[arg-type]
+        sides = rwlock(on.resource, lease=on.lease, backend=on.backend)
         return await stack.enter_async_context(sides.write.hold())
     return await stack.enter_async_context(pool.hold())
 

@@ -27,9 +27,20 @@ class Pause:
         yield
 
 
-async def give_back(_: Permit) -> bool:
-    """Fail the test: nothing is given back by an instance that is thrown away."""
-    pytest.fail("it was given back")
+class Untouched:
+    """The semaphore of a hold: nothing is asked of it by an instance that is thrown away."""
+
+    async def end(self, _: Permit) -> bool:
+        """Fail the test."""
+        pytest.fail("it was given back")
+
+    async def downgrade(self, _: Permit) -> bool:
+        """Fail the test."""
+        pytest.fail("it was downgraded")
+
+    async def resume(self, _: Permit) -> Permit:
+        """Fail the test."""
+        pytest.fail("it was asked for")
 
 
 async def in_a_hold(hold: Hold) -> None:
@@ -67,7 +78,7 @@ async def test_it_ends_without_a_word(
     """The block that it waits in asks for no event loop, gives nothing back and raises nothing."""
     with monkeypatch.context() as in_a_run:
         in_a_run.setattr("temporalio.workflow.now", lambda: datetime.now(UTC))
-        hold = Hold(Run("q", 1.0), PERMIT, give_back, give_back, "cancel")
+        hold = Hold(Run("q", 1.0), PERMIT, Untouched(), "cancel")
     coroutine = body(hold)
     coroutine.send(None)
     await asyncio.to_thread(coroutine.close)

@@ -216,8 +216,11 @@ class RedisBackend(LocalBackend):
 
 
 def _release_id(giving: locks.ReleaseCall) -> str:
-    """Names the release of one permit or request: a task that is executed again may release others."""
-    parts = (giving.terms.resource, giving.ticket, str(giving.fence), giving.asked, giving.salt)
+    """Names the release of one permit or request: a task that is executed again may release others.
+
+    Not by the ticket, which names the workflow: histories may be replayed under any id.
+    """
+    parts = (giving.terms.resource, str(giving.fence), giving.asked, giving.salt)
     return f"redlease:release:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}"
 
 
