@@ -47,7 +47,7 @@ class Throwing:
         self._ready: SimpleQueue[int] = SimpleQueue()
         self._thrown_at: dict[int, float] = {}
         self.swallowed = self.stopped = 0
-        self.longest_s = 0.0
+        self.longest_s = self.paused_s = 0.0
         self._is_over = False
         self._threads = [threading.Thread(target=self._endure) for _ in range(count)]
         sys.unraisablehook = self._on_unraisable
@@ -68,8 +68,18 @@ class Throwing:
             except Stop:
                 self.longest_s = max(self.longest_s, time.monotonic() - self._thrown_at[get_ident()])
 
+    def _feel_the_pulse(self) -> None:
+        """Note for how long the whole process stood still: a busy machine is no fault of what is tested."""
+        before = time.monotonic()
+        while not self._is_over:
+            time.sleep(0.05)
+            now = time.monotonic()
+            self.paused_s = max(self.paused_s, now - before)
+            before = now
+
     def run(self, rounds: int) -> None:
         """Stop workers so often."""
+        threading.Thread(target=self._feel_the_pulse).start()
         for thread in self._threads:
             thread.start()
         due: list[tuple[float, int]] = []
@@ -100,14 +110,15 @@ class Throwing:
 def checked(throwing: Throwing, client: Redlease, capacities: dict[str, int]) -> None:
     """Fail if the work went on, or left something."""
     sys.stderr.write(
-        f"{throwing.stopped} thrown, {throwing.swallowed} in finalizers, longest {throwing.longest_s:.2f} s\n"
+        f"{throwing.stopped} thrown, {throwing.swallowed} in finalizers, longest {throwing.longest_s:.2f} s, "
+        f"while the machine paused for {throwing.paused_s:.2f} s at most\n"
     )
-    assert throwing.longest_s < MAX_S
     for name, capacity in capacities.items():
         pool = client.semaphore(name, capacity)
         found = pool.inspect()
         assert pool.acquire(weight=capacity, timeout=2), found
     assert not process().background.calls  # type: ignore[union-attr]
+    assert throwing.longest_s < MAX_S + throwing.paused_s
 
 
 def waiting(client: Redlease, rounds: int) -> None:
@@ -119,7 +130,7 @@ def waiting(client: Redlease, rounds: int) -> None:
             pass
 
     with lock.hold():
-        throwing = Throwing(work, 100, 0.5)
+        throwing = Throwing(work, 200, 0.2)
         throwing.run(rounds)
     checked(throwing, client, {"r": 1})
 
