@@ -83,10 +83,11 @@ class Block:
         self.holds = holds
         # The callback that is made last is called first. It is a function of C, which no other exception interrupts; if
         # one interrupts the wake, the next call wakes the loop.
+        twins = (holds[0]._twin,) if len(holds) == 1 else tuple([hold._twin for hold in holds])
         wakes = weakref.ref(leave, loop.wake)
-        gone = self._gone = Gone(leave, loop.posted.append)
-        gone.wakes, gone.kept_in = wakes, loop.gone
-        gone.twins = tuple(hold._twin for hold in holds)
+        gone = Gone(leave, loop.posted.append)
+        gone.wakes, gone.kept_in, gone.twins = wakes, loop.gone, twins
+        self._gone = gone
         loop.gone[id(gone)] = gone
         if self.kept is not None:
             for hold in holds:
@@ -105,7 +106,8 @@ class Block:
 class Gone(weakref.ref[Leave]):
     """Refers to what leaves a block. When that is gone, the loop's thread calls this, which releases the permits."""
 
-    twins: tuple[redlease.Hold, ...] = ()
+    __slots__ = ("kept_in", "twins", "wakes")
+    twins: tuple[redlease.Hold, ...]
     wakes: weakref.ref[Leave]
     kept_in: dict[int, object]
 
@@ -134,8 +136,9 @@ class Exit:
     def __get__(self, manager: Manager | None, owner: object) -> Exit | Leave:
         if manager is None:
             return self
-        leave = _leave_of(Block(manager))
-        looked_up.leave = weakref.ref(leave)
+        block = Block(manager)
+        leave = partial(_leave, block)
+        looked_up.leave = block.leave = weakref.ref(leave)
         return leave
 
     def __call__(
@@ -147,12 +150,6 @@ class Exit:
     ) -> None:
         """Leaves the block that was entered last: `ExitStack` looks this up on the class."""
         manager._leave_kept(kind, error, traceback)
-
-
-def _leave_of(block: Block) -> Leave:
-    leave = partial(_leave, block)
-    block.leave = weakref.ref(leave)
-    return leave
 
 
 def _leave(
@@ -177,7 +174,8 @@ class Manager:
             looked_up_block: Block = leave.args[0]
             return looked_up_block
         block = Block(self)
-        block.kept = _leave_of(block)
+        block.kept = partial(_leave, block)
+        block.leave = weakref.ref(block.kept)
         self._kept_here.append(block.kept)
         return block
 

@@ -35,11 +35,11 @@ def test_finalizers_and_handlers_take_and_release(url: str, prefix: str, kind: s
 @pytest.mark.slow
 def test_an_exception_at_any_step_leaves_nothing(url: str, prefix: str) -> None:
     """Wherever an exception may come, the permit is free at once, also while its traceback refers to the hold."""
-    assert outcome("thrown.py", "at-each-step", url, prefix, 1) == "free"
+    assert outcome("cancelled_threads.py", "at-each-step", url, prefix, 1) == "free"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["waiting", "working"])
 def test_an_exception_from_another_thread_ends_a_wait(url: str, prefix: str, kind: str, is_long: bool) -> None:
     """It comes out of a wait within two seconds, and neither a permit nor a place in the queue is left."""
-    assert outcome("thrown.py", kind, url, prefix, 100_000 if is_long else 2000) == "free"
+    assert outcome("cancelled_threads.py", kind, url, prefix, 100_000 if is_long else 2000) == "free"

@@ -24,6 +24,8 @@ CLASSES = [
 SPELLED = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__", "__await__": "acquire"}
 # A thread cannot put a time limit around a wait, as a task does with `asyncio.timeout`.
 WITH_TIMEOUT = {("Hold", "wait_lost"), ("Term", "wait_lost")}
+# What a task awaits or enters, and a thread has at once: a hold can be entered too.
+AT_ONCE = {("Lock", "adopt"), ("Semaphore", "adopt")}
 TYPES = [
     (r"AsyncGenerator\[Snapshot, None\]", "Watch"),
     (r"AsyncGenerator\[(\w+), None\]", r"Generator[\1, None, None]"),
@@ -82,6 +84,8 @@ def test_a_method_is_the_same_on_both_faces(kind: str, name: str) -> None:
     wanted, found = parameters(theirs, plain), parameters(ours, str)
     if (kind, name) in WITH_TIMEOUT:
         wanted.insert(1, ("timeout", inspect.Parameter.POSITIONAL_OR_KEYWORD, "Duration | None", "None"))
+    if (kind, name) in AT_ONCE:
+        wanted[-1] = ("returns", None, "Hold", "")
     assert found == wanted
 
 
