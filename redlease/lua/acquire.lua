@@ -1,8 +1,8 @@
 -- acquire: requests a permit; a repeated request gets its existing permit, with a full lease again, or keeps its place.
 -- KEYS: state holders queue waiters
 -- ARGV: tag ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label key
---       (arrival: > 0: the sequence it had before, to queue again at that position; 0: at the tail; < 0: minus the rank at
---       which the search for dead waiters continues if the queue is full; a leading "+": it was queued before, so it does not
+--       (arrival: > 0: the sequence it had before, to queue again at that position; 0: at the tail; < 0: at the tail too, minus the
+--       `next` of the reply FULL; a leading "+": it was queued before, so it does not
 --       declare its capacity and settings again; weight: or "weight priority lock_delay_ms history per_key share rate key_rate": for each step of the
 --       priority it queues ten places ahead of the tail; the delay, how many entries of history to keep, and how many units one
 --       key may have (0: any number) become those of the resource unless empty, as do the rate, "interval_us:burst" or 0 for none, and
@@ -10,7 +10,7 @@
 --       waiter_lease_ms 0: never queue; max_waiters: how many may wait, -1 for any number, and after it how many of the key)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared[, more]}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
---        {tag, BUSY, more} {tag, FULL, waiting, next[, of_key]} {tag, MISFIT, capacity[, of_key]} {tag, OTHER_WEIGHT, weight[, of_key]} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
+--        {tag, BUSY, more} {tag, FULL, waiting, next[, of_key[, wait_ms]]} {tag, MISFIT, capacity[, of_key]} {tag, OTHER_WEIGHT, weight[, of_key]} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
 -- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 100 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease, idle, label = tonumber(ARGV[7]), tonumber(ARGV[11]), ARGV[12]

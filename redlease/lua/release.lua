@@ -39,8 +39,11 @@ if weight then
     local was_there, rest = share.left(record, its_request)
     hit = its_request == '' or (was_there and not rest)
     if was_there and rest then -- other requests share the ticket and keep it
-      call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
-      call('HSET', state, 't' .. ticket, rest, 'l', '0') -- at once: a grant below reads it; and the rest may be dead
+      -- The rest may be dead: a full queue is looked through anew. Allowed when out of memory, and so are later writes.
+      call('HDEL', state, held_fence == '0' and 'l' or '')
+      local key = entry_of(ticket)
+      if key then turns.keys = turns.keys - call('HDEL', state, 'l' .. key) end
+      call('HSET', state, 't' .. ticket, rest) -- at once: a grant below reads it
       changed = true
     end
   end

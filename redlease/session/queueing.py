@@ -59,6 +59,7 @@ class PendingAcquire:
     on_queued: Callable[[Queued], None] | None = None
     on_lapsed: Callable[[], None] | None = None  # called when the place is gone, instead of queueing again
     _asked_from = ""
+    _found_full: list[int] | None = None  # the last reply, while it looks for dead waiters in a full queue
     _server_ahead_ms = 0.0  # upper bound: server clock minus local clock, at the time the request was queued
 
     def __init__(
@@ -117,8 +118,9 @@ class PendingAcquire:
             self.session.lapsed(self.ask.resource, asked_from)
             self._again(0)
         elif status == Status.FULL and values[1]:
-            self.ask = self.ask._replace(arrival=-values[1])  # where to continue the search for dead waiters
-            self._again(0)
+            self._found_full = values
+            self.ask = self.ask._replace(arrival=-values[1])  # dead waiters are looked for, a few by each call
+            self._again(values[3])
         elif status == Status.BUSY and values[0]:
             self._again(0)  # the call stopped at its batch limit, with entries left to check
         elif status == Status.BUSY:
@@ -137,8 +139,9 @@ class PendingAcquire:
             session.stuck.begin(sent_ms)
         if (emit := session.keeper.emit) is not None and self.place is None:
             emit(QueuedEvent(*self.ask.subject(), queued.ahead))
-        if self.ask.arrival < 0:  # where the search for dead waiters had got to
+        if self.ask.arrival < 0:  # since when it looked for dead waiters
             self.ask = self.ask._replace(arrival=0)
+        self._found_full = None
         self.place = place = session.place_on(self.ask.resource)
         place.waiters[self.ask.request] = self
         if asked_from == place.name:
@@ -226,7 +229,10 @@ class PendingAcquire:
     def time_out(self, timeout_ms: float) -> None:
         """Fails the request because its `timeout` is over."""
         resource, connection = self.ask.resource, self.session.connection
-        if self.sequence is None or not connection.endpoint_for(resource).ready:
+        is_ready = connection.endpoint_for(resource).ready
+        if self.sequence is None and self._found_full and is_ready:
+            self.fail(refusals.refused(self.ask, Status.FULL, self._found_full))
+        elif self.sequence is None or not is_ready:
             self.fail(connection.unavailable(resource, self.ask.ticket, timeout_ms))
         else:
             self.fail(refusals.timed_out(self.ask, timeout_ms))

@@ -101,7 +101,7 @@ export function acquireValues(ask: Ask, request: string, place: string, arrival:
 export const STATUSES = [
   ["granted", "fence", "grantedAtMs", "deadlineMs", "capacity", "wasDeclared", "more"],
   ["queued", "sequence", "ahead", "soonestMs", "capacity", "wasDeclared", "more", "nowMs"],
-  ["busy", "more"], ["full", "waiting", "next", "ofKey"], ["misfit", "capacity", "ofKey"], ["otherWeight", "weight", "ofKey"], ["withdrawn", "superseded"], ["lapsed"],
+  ["busy", "more"], ["full", "waiting", "next", "ofKey", "waitMs"], ["misfit", "capacity", "ofKey"], ["otherWeight", "weight", "ofKey"], ["withdrawn", "superseded"], ["lapsed"],
 ] as const;
 export const BEAT = ["queued", "ahead", "soonestMs", "capacity", "more"] as const;
 type Status = (typeof STATUSES)[number][0];

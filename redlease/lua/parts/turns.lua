@@ -109,21 +109,19 @@ function turns.waiting(key)
   return (head ~= '' and 1 or 0) + (number > 0 and call('ZCOUNT', queue, score, score) or 0)
 end
 
--- Returns so many waiters of a key behind the first `at`, or one more.
-function turns.waiters(key, at, count)
+-- Returns the ranks from which and before which the waiters of a key stand, without its first one, and that one if it has a tag.
+function turns.ranks(key)
   local _, number, head = read_key(key)
   local score = format('%.0f', REST + number)
-  local found = {at == 0 and head ~= '' and head or nil}
-  for _, other in ipairs(call('ZRANGEBYSCORE', queue, score, score, 'LIMIT', math.max(0, at - 1), count)) do
-    found[#found + 1] = other
-  end
-  return found
+  local from = call('ZCOUNT', queue, '-inf', '(' .. score)
+  return from, number > 0 and from + call('ZCOUNT', queue, score, score) or from, head ~= '' and head
 end
 
 -- Returns the waiters of a key that came before one of them, about a batch of them at most.
 function turns.before(key, member)
-  local found = {}
-  for _, other in ipairs(turns.waiters(key, 0, BATCH)) do
+  local from, to, head = turns.ranks(key)
+  local found = {head and head < member and head or nil}
+  for _, other in ipairs(call('ZRANGE', queue, from, math.min(from + BATCH, to) - 1)) do
     if other < member then found[#found + 1] = other end
   end
   return found
@@ -168,7 +166,7 @@ local function write_key(key, held, number, head, from)
   if held > 0 or head ~= '' or member then
     turns.keys = turns.keys + call('HSET', state, 'q' .. key, format('%d %d ', held, number) .. head)
   else
-    turns.keys = turns.keys - call('HDEL', state, 'q' .. key)
+    turns.keys = turns.keys - call('HDEL', state, 'q' .. key, 'l' .. key)
   end
 end
 
