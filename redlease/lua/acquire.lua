@@ -11,7 +11,7 @@
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared[, more]}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
 --        {tag, BUSY, more} {tag, FULL, waiting, next[, of_key[, wait_ms]]} {tag, MISFIT, capacity[, of_key]} {tag, OTHER_WEIGHT, weight[, of_key]} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
--- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 100 that it reaps or grants.
+-- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 20 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease, idle, label = tonumber(ARGV[7]), tonumber(ARGV[11]), ARGV[12]
 local is_plain = ARGV[6] == '1' and not ARGV[13]
@@ -202,11 +202,14 @@ if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size 
     end
   end
   if key and turns.limited and not queued_since then -- expired permits and dead waiters of its key, though capacity is free
-    reap(BATCH)
+    reap()
     if used < capacity then turns.use(key, 0) end
   end
   more = grant_waiting()
-  if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) and reap(BATCH) == BATCH then more = 1 end
+  if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) then
+    reap()
+    if left <= 0 then more = 1 end
+  end
   if was_capacity > capacity then publish_capacity() end
   commit(deadline, idle)
   changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10], [11] = was[11], [18] = true}, false
@@ -238,6 +241,7 @@ elseif before == 0 and used + weight <= capacity and (turn or not key) then
   if turn then turns.virtual = math.max(turns.virtual, turn) end
   return grant()
 elseif waiter_lease > 0 and arrival <= 0 and (most_of_key or (most >= 0 and ahead >= most)) then
+--#include behind
 --#include room
 end
 if waiter_lease == 0 then return {tag, BUSY, more} end

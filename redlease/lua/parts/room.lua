@@ -2,22 +2,12 @@
 -- Only live ones count. A place that lapses may leave dead ones anywhere in the queue. They are looked for since then, some by each
 -- call, whoever makes it: field l, and l<key> for the waiters of one key, has the time at which the last look began that is complete,
 -- and of one that is not: when it began, the us of its last call, and the score and the entry that it has come to. Meanwhile a
--- request is sent again, unless it was sent first long ago: then it is refused, and the next ones go on with the look.
+-- request is sent again; one that has waited for too long is refused, and the next ones go on with the look.
 local STEP = 64 -- what a call looks at: a waiter counts as one, and one more for each 1,024 bytes; and four more if it is removed
 local GAP_US, OTHERS_MS = 1000, 10 -- one call looks in that time, whatever their number; the others come again so much later
-local PATIENCE_MS = 250 -- for which a request is sent again
-local us, asked = clock[1] * 1000000 + clock[2], arrival < 0 and -arrival or now
-
--- Returns the rank behind an entry, which may be gone.
-local function behind(entry, score)
-  if call('ZSCORE', queue, entry) == score then return call('ZRANK', queue, entry) + 1 end
-  local low, high = call('ZCOUNT', queue, '-inf', '(' .. score), call('ZCOUNT', queue, '-inf', score)
-  while low < high do -- entries of one score are in the order of their names
-    local middle = math.floor((low + high) / 2)
-    if call('ZRANGE', queue, middle, middle)[1] > entry then high = middle else low = middle + 1 end
-  end
-  return low
-end
+local PATIENCE_MS = 200 -- how long a request is told to wait in all: fewer than 1,000
+local us, token = clock[1] * 1000000 + clock[2], arrival < 0 and -arrival or 1000 * now
+local asked, waited_ms = math.floor(token / 1000), token % 1000
 
 -- Removes a waiter if it is dead; returns whether it lives, and what that counts. Its rank: nil for the first of a key.
 local function lives(entry, rank)
@@ -39,7 +29,7 @@ local function look(field, ranks, is_full)
   local complete, rest = string.match(known or '0', '^(%d+) ?(.*)$')
   local began, went_on, score, entry = string.match(rest, '^(%d+) (%d+) (%S+) (.*)$')
   complete, began, went_on = tonumber(complete), tonumber(began), tonumber(went_on)
-  if now > asked + PATIENCE_MS then return end
+  if waited_ms >= PATIENCE_MS then return end
   if began and went_on <= us and us < went_on + GAP_US then return OTHERS_MS end
   local left, wait_ms = STEP, nil
   while is_full() do
@@ -86,7 +76,7 @@ end
 local function refuse(waiting, wait_ms, of_key)
   tell_first()
   if not wait_ms then return {tag, FULL, waiting, 0, of_key} end
-  return {tag, FULL, waiting, asked, of_key or 0, wait_ms}
+  return {tag, FULL, waiting, token + wait_ms, of_key or 0, wait_ms}
 end
 
 if most_of_key and turns.waiting(key) >= most_of_key then

@@ -134,13 +134,15 @@ end
 
 -- Returns the first of a key's other waiters that lives and may ever fit, with its weight, and removes those before it.
 local function next_of_rest(key, number)
-  for _ = 1, BATCH do
+  while left > 0 do
     local member = first_of_rest(number)
     if not member then return end
     local ticket = turns.ticket(member)
-    local weight, _, _, _, place, request = parse(call('HGET', state, 't' .. ticket) or '')
+    local text = call('HGET', state, 't' .. ticket) or ''
+    local weight, _, _, _, place, request = parse(text)
     local lives = weight and lasts(place, request)
     if lives and not turns.is_heavy(key, weight) then return member, weight end
+    count_work(text)
     if lives then publish_to_sharers(place, request, 'm', ' ' .. turns.limit) end
     call('ZREM', queue, member)
     call('HDEL', state, 't' .. ticket)
@@ -248,7 +250,7 @@ end
 function turns.look_again(key)
   if key ~= '' then return turns.use(key, 0) end
   turns.raised = 1
-  turns.raise(BATCH)
+  turns.raise()
 end
 
 -- Notes that a limit for a key is over; '' for each key.
@@ -370,10 +372,12 @@ function turns.park(member, key, weight)
   return true
 end
 
--- Gives keys that waited at their limit a first waiter, after the limit was raised; at most `most` keys, and the next call goes on
--- from the number `turns.raised`.
-function turns.raise(most)
-  for _ = 1, most do
+-- Gives keys that waited at their limit a first waiter, after the limit was raised; the next call goes on from the number
+-- `turns.raised`. Half of what a call may do is left for grants, so that no unit is idle meanwhile.
+function turns.raise()
+  local rest = left / 2
+  while left > rest do
+    count_work('')
     local entry = call('ZRANGEBYSCORE', queue, format('%.0f', REST + turns.raised), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     if not entry[1] then
       turns.raised = 0
