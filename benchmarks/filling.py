@@ -79,8 +79,13 @@ class Filling:
         assert reply[1] == 1, reply
 
     def wait(self, name: str, keys: Iterable[str], **options: Any) -> None:
-        """Queues a request for each of these keys; for "" one without."""
+        """Makes a request for each of these keys, for "" one without; those wait that are not granted at once."""
         self.make(self.acquire(name, key=key, **options) for key in keys)
+
+    def held(self, name: str, count: int) -> list[str]:
+        """Returns the tickets of some holders."""
+        found: Any = self.redis.zrange(Resource("redlease", name).keys[1], 0, count - 1)
+        return [ticket.decode() for ticket in found]
 
     def die(self, name: str, place: str = "alive|1") -> None:
         """Ends the place of a process, as if that had ended some seconds ago."""

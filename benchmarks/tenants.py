@@ -20,7 +20,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import redis
-from filling import LARGE, Filling
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +27,7 @@ from rich.table import Table
 from redlease import AcquireTimeout, Rate, Redlease, RedleaseError, Semaphore
 from redlease.primitives.overview import Overview
 
+from filling import LARGE, Filling
 from server import any_binary, describe, running_server
 
 TASKS, WAITERS, KEYS = 20, 5000, 5000

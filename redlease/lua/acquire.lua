@@ -11,7 +11,7 @@
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared[, more]}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
 --        {tag, BUSY, more} {tag, FULL, waiting, next[, of_key[, wait_ms]]} {tag, MISFIT, capacity[, of_key]} {tag, OTHER_WEIGHT, weight[, of_key]} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
--- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 20 that it reaps or grants.
+-- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 16 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease, idle, label = tonumber(ARGV[7]), tonumber(ARGV[11]), ARGV[12]
 local is_plain = ARGV[6] == '1' and not ARGV[13]

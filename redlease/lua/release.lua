@@ -6,7 +6,7 @@
 --       copies of that request grant nothing; notify 1: notify the client whose ticket it was; ticket "": only continue
 --       the work that a call left at its batch limit)
 -- Reply: {tag, released, more}; released 1 if a live permit or place was removed, else 0
--- Cost: O(log n), and O(log n) for each of at most 20 that it grants.
+-- Cost: O(log n), and O(log n) for each of at most 16 that it grants.
 local tag, ticket, its_request, its_fence = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
 

@@ -5,7 +5,7 @@
 -- ARGV: tag ticket request holders tombstone_ms grace_ms idle_ttl_ms
 --       (holders 1: it replaces holders; tombstone_ms: how long requests that left the queue are refused)
 -- Reply: {tag, superseded, more}; superseded: how many live permits and places; 0 too if that request does not wait
--- Cost: O(log n), and O(log n) for each of at most 20 waiters; of the holders it looks at the 100 whose leases end first, fewer with large metadata.
+-- Cost: O(log n), and O(log n) for each of at most 16 waiters; of the holders it looks at the 100 whose leases end first, fewer with large metadata.
 local tag, ticket, its_request, ends_holders = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local tombstone, idle = tonumber(ARGV[5]), tonumber(ARGV[7])
 local grace = math.max(1, tonumber(ARGV[6])) -- no permit ends in the ms in which it began: its lock delay is named by its ticket and end

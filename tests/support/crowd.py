@@ -121,6 +121,11 @@ class Crowd:
         found: Any = self.client.zrange(KEYS[2], 0, -1)
         return [(entry[18:] if entry.startswith(b"\xff") else entry).decode() for entry in found]
 
+    def holders(self) -> list[str]:
+        """Return the tickets that hold, expired ones among them."""
+        found: Any = self.client.zrange(KEYS[1], 0, -1)
+        return [ticket.decode() for ticket in found if not ticket.startswith(b"\xff")]
+
     def key_of(self, ticket: str) -> str:
         """Return the key of a ticket, "" if it has none."""
         text: Any = self.client.hget(KEYS[0], f"p{ticket}")

@@ -9,7 +9,7 @@
 --        none; the last one is the limits of the resource, those of keys are among the holders, see parts/limits.lua
 --        (in_use: the weights of all holders; those with fence 0 stand for a lock delay or a limit; waiting: how many wait. Add both up
 --        over the pages: the first one tells the units in use, from which each page subtracts those of the expired permits that it met)
--- Cost: O(b + log n) for b entries that it looks at: 200 at most, and fewer with large metadata.
+-- Cost: O(b + log n) for b entries that it looks at: 150 at most, and fewer with large metadata.
 local tag, most_holders, most_waiters, bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local after_deadline, after_ticket, most_counted = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[8])
 local after_score, after_entry = string.match(ARGV[7], '^(%S+) (.*)$')
@@ -19,7 +19,7 @@ read('')
 --#include form
 --#include queue
 --#include behind
-local rest = 200 -- what a page looks at: an entry counts as one, and as one more for each 1,024 bytes
+local rest = 150 -- what a page looks at: an entry counts as one, and as one more for each 1,024 bytes
 local is_first = not after_deadline and not after_entry
 local count, queue_length = used - excess, call('ZCARD', queue)
 local is_damaged = call('HLEN', state) ~= was.count + count + queue_length + turns.count + turns.keys

@@ -2,7 +2,7 @@
 
 -- A long script keeps the whole server from all others, so a call does no more than this, and tells that there is more to do.
 local BATCH = 100 -- how many entries it takes up at most of those that cost a command or two
-local left = 20 -- how many more it may reap, remove or grant, with what follows from that
+local left = 16 -- how many more it may reap, remove or grant, with what follows from that
 local OF_KEYS = 4503599627370496 -- 2^52: limits of keys stand above it among the holders, with it added to the time, see turns.lua
 local FORGET_MS = 60000 -- how long a lapsed place is kept, so that a late copy cannot revive it
 

@@ -63,13 +63,14 @@ end
 
 -- Returns how many units a key may have: 0 while it is held back, else its own limit, that for each key, or the declared one. And
 -- when that ends, unless it is the declared one. `lasting`: the time for which it is held back does not count.
+local units_of = {} -- by name: a limit for each key is looked at for each, and its reason may be long
 local function limit_of(key, lasting)
   if turns.limits > 0 then
     for _, name in ipairs({not lasting and '\255back ' .. key or '\255limit ' .. key, '\255limit ' .. key, '\255each'}) do
       local ends = (call('ZSCORE', holders, name) or 0) - OF_KEYS
       if ends > now then
-        local _, _, units = parse(call('HGET', state, 't' .. name) or '')
-        if units then return tonumber(units), ends end
+        units_of[name] = units_of[name] or tonumber(string.match(call('HGET', state, 't' .. name) or '', '^%d+ %d+ (%d+)'))
+        if units_of[name] then return units_of[name], ends end
       end
     end
   end

@@ -114,7 +114,7 @@ async def test_other_requests_do_not_wait_for_it(full: Semaphore, own: Server) -
     """A request of another key, or with other settings, is sent at once."""
     asking = asyncio.create_task(refused(full))
     before = len(full._session.pending)
-    others = [asyncio.create_task(full.acquire(**options)) for options in ({"key": "l"}, {}, {"key": "m"})]
+    others = [asyncio.create_task(full.acquire(key=key)) for key in ("l", None, "m")]
     await eventually(lambda: sum(bool(each.sequence) for each in full._session.pending.values()) == before + 3)
     await asking
     await cancel(*others)
