@@ -135,11 +135,11 @@ async def attack(name: str, url: str) -> None:
 
 async def honest(url: str, seconds: float) -> None:
     """Takes an unrelated lock again and again; prints how long each pair took, in ms."""
-    took = []
+    took: list[float] = []
     async with Redlease.from_url(url) as client:
         lock = client.lock("unrelated")
         ends = time.perf_counter() + seconds
-        while (began := time.perf_counter()) < ends:
+        while (began := time.perf_counter()) < ends or not took:
             async with lock.hold():
                 pass
             took.append((time.perf_counter() - began) * 1000)

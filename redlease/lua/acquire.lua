@@ -241,8 +241,11 @@ elseif before == 0 and used + weight <= capacity and (turn or not key) then
   if turn then turns.virtual = math.max(turns.virtual, turn) end
   return grant()
 elseif waiter_lease > 0 and arrival <= 0 and (most_of_key or (most >= 0 and ahead >= most)) then
+  local refusal = (function() -- a function of its own, so that its locals enlarge no other call's stack
 --#include behind
 --#include room
+  end)()
+  if refusal then return refusal end
 end
 if waiter_lease == 0 then return {tag, BUSY, more} end
 
