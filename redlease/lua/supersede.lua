@@ -31,7 +31,7 @@ for _, other in ipairs(earlier) do
   other = ticket_of(other)
   local text = call('HGET', state, 't' .. other) or ''
   local its_weight, _, _, since, its_place, requests, label = parse(text)
-  count_work(text)
+  left = left - 1 - #text / 2048
   if its_weight and tonumber(since) <= tonumber(queued_at) then -- else it was dead, and left with the one before it; or a priority put it before this one
     if lasts(its_place, requests) then
       superseded = superseded + 1

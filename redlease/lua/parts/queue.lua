@@ -2,7 +2,7 @@
 
 -- A long script keeps the whole server from all others, so a call does no more than this, and tells that there is more to do.
 local BATCH = 100 -- how many entries it takes up at most of those that cost a command or two
-local left = 16 -- how many more it may reap, remove or grant, with what follows from that
+local left = 16 -- how many more it may reap, remove or grant, with what follows from that; one counts as one more for each 2,048 bytes
 local OF_KEYS = 4503599627370496 -- 2^52: limits of keys stand above it among the holders, with it added to the time, see turns.lua
 local FORGET_MS = 60000 -- how long a lapsed place is kept, so that a late copy cannot revive it
 
@@ -39,11 +39,6 @@ local function lasts(place, request)
     end
   end
   return last
-end
-
--- Notes that it does so with one; a record of 8,192 bytes, and one of a ticket with many sharers, costs as much as four more.
-local function count_work(text)
-  left = left - 1 - #text / 2048
 end
 
 -- Publishes to the clients of all requests that share a ticket, except the request `save`.
@@ -97,13 +92,13 @@ local function reap()
     if left <= 0 then break end
     local text = call('HGET', state, 't' .. lapsed[i]) or ''
     local weight, its_fence = parse(text)
-    count_work(text)
+    left = left - 1 - #text / 2048
     lapse(lapsed[i], weight or 1, tonumber(lapsed[i + 1]), its_fence)
   end
   if left > 0 and turns.limits and turns.limits > 0 then
     for _, name in ipairs(call('ZRANGEBYSCORE', holders, format('%d', OF_KEYS), format('%d', OF_KEYS + now), 'LIMIT', 0, BATCH)) do
       if left <= 0 then break end
-      count_work('')
+      left = left - 1
       remove_holder(name, 0)
     end
   end
@@ -156,7 +151,7 @@ local function grant_waiting()
     local text = head and call('HGET', state, 't' .. head)
     local weight, _, lease, since, place, request, label = parse(text or '')
     local lapses = weight and lasts(place, request)
-    count_work(text or '')
+    left = left - 1 - #(text or '') / 2048
     if not head then -- all who wait are of keys at their limits, maybe by holders whose leases have ended
       reaped = true
       reap()

@@ -143,7 +143,7 @@ local function next_of_rest(key, number)
     local weight, _, _, _, place, request = parse(text)
     local lives = weight and lasts(place, request)
     if lives and not turns.is_heavy(key, weight) then return member, weight end
-    count_work(text)
+    left = left - 1 - #text / 2048
     if lives then publish_to_sharers(place, request, 'm', ' ' .. turns.limit) end
     call('ZREM', queue, member)
     call('HDEL', state, 't' .. ticket)
@@ -378,7 +378,7 @@ end
 function turns.raise()
   local rest = left / 2
   while left > rest do
-    count_work('')
+    left = left - 1
     local entry = call('ZRANGEBYSCORE', queue, format('%.0f', REST + turns.raised), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     if not entry[1] then
       turns.raised = 0
