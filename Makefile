@@ -32,7 +32,7 @@ LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_red
     conformance/test_acquire.py conformance/test_permits.py)
 LOWEST_TEMPORAL_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo failover example-fencing example-temporal example-languages bench bench-cluster bench-fairness bench-profile bench-quick test test-rest test-all test-long vectors prove soak sbom docs test-lowest coverage lint format clean sdist
+.PHONY: help demo failover example-fencing example-temporal example-languages bench bench-cluster bench-fairness bench-profile bench-quick bench-tenants bench-worst test test-rest test-all test-long vectors prove soak sbom docs test-lowest coverage lint format clean sdist
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -77,6 +77,12 @@ bench-cluster: $(VENV)/.bench  ## Show what a pair costs each master of a cluste
 bench-fairness: $(VENV)/.bench  ## Draw who is served when, with keys and without, in docs/.
 	@$(PIP) install "$(WHEEL)[embedded]"
 	@$(BIN)/python benchmarks/fairness.py docs
+
+bench-tenants: $(VENV)/.bench  ## Measure how long a tenant waits for a lock of its own, alone and beside others that attack the server; ARGS="--seconds 60".
+	@$(BIN)/python benchmarks/tenants.py $(ARGS)
+
+bench-worst: $(VENV)/.bench  ## Measure what the worst call of each operation costs the server; ARGS="--size 0.1" with a tenth of the waiters.
+	@$(BIN)/python benchmarks/worst.py $(ARGS)
 
 bench-profile: $(VENV)/.bench  ## Show where the CPU time of a lock taken and given back goes.
 	@$(BIN)/python benchmarks/breakdown.py

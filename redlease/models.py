@@ -143,8 +143,8 @@ class Snapshot:
         fence: The last fence granted, 0 if none is known.
         server_time_ms: When the snapshot was taken.
         in_use: Units in use in all, however many holders are listed.
-        waiting: How many requests wait in all, however many are listed. Past the first 5,000 of the queue, waiters that
-            died are counted until the queue reaches them.
+        waiting: How many requests wait in all, however many are listed. Past the first 5,000 live ones, those that died
+            are counted until the queue reaches them.
         limits: What `limit`, `pause` and `hold_back` have set. Those of single keys are listed with the holders: where
             more than `limit` hold, some may be missing.
         damaged: Entries that cannot be read, and are in none of the other lists. Empty unless something else than

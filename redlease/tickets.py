@@ -354,9 +354,8 @@ class Tickets:
 
     async def occupancy(self, resource: Resource) -> Occupancy:
         """How much of the resource is in use, and how many requests wait."""
-        values = (await self._connection.call(resource, scripts.INSPECT, 0, 0, 1, "", "", "", 1)).values
-        capacity, in_use, waiting = values[2:5]
-        return Occupancy(capacity, in_use, waiting, allowed(values[8]))
+        found = (await self.contents(resource, 0, counted=1)).snapshot()
+        return Occupancy(found.capacity, found.in_use, found.waiting, allowed(found.limits))
 
     async def history(self, resource: Resource, count: int) -> list[HistoryEntry]:
         """The last `count` entries of the history, the newest last, read in pages.

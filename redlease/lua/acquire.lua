@@ -1,8 +1,8 @@
 -- acquire: requests a permit; a repeated request gets its existing permit, with a full lease again, or keeps its place.
 -- KEYS: state holders queue waiters
 -- ARGV: tag ticket request place arrival weight lease_ms capacity waiter_lease_ms max_waiters idle_ttl_ms label key
---       (arrival: > 0: the sequence it had before, to queue again at that position; 0: at the tail; < 0: minus the rank at
---       which the search for dead waiters continues if the queue is full; a leading "+": it was queued before, so it does not
+--       (arrival: > 0: the sequence it had before, to queue again at that position; 0: at the tail; < 0: at the tail too, minus the
+--       `next` of the reply FULL; a leading "+": it was queued before, so it does not
 --       declare its capacity and settings again; weight: or "weight priority lock_delay_ms history per_key share rate key_rate": for each step of the
 --       priority it queues ten places ahead of the tail; the delay, how many entries of history to keep, and how many units one
 --       key may have (0: any number) become those of the resource unless empty, as do the rate, "interval_us:burst" or 0 for none, and
@@ -10,8 +10,8 @@
 --       waiter_lease_ms 0: never queue; max_waiters: how many may wait, -1 for any number, and after it how many of the key)
 -- Reply: {tag, GRANTED, fence, granted_at, deadline, capacity, was_declared[, more]}
 --        {tag, QUEUED, sequence, ahead, soonest, capacity, was_declared, more, now}
---        {tag, BUSY, more} {tag, FULL, waiting, next[, of_key]} {tag, MISFIT, capacity[, of_key]} {tag, OTHER_WEIGHT, weight[, of_key]} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
--- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 100 that it reaps or grants.
+--        {tag, BUSY, more} {tag, FULL, waiting, next[, of_key[, wait_ms]]} {tag, MISFIT, capacity[, of_key]} {tag, OTHER_WEIGHT, weight[, of_key]} {tag, WITHDRAWN[, superseded]} {tag, LAPSED}
+-- Cost: O(log n) with n holders and waiters, and O(log n) for each of at most 16 that it reaps or grants.
 local tag, ticket, request, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease, idle, label = tonumber(ARGV[7]), tonumber(ARGV[11]), ARGV[12]
 local is_plain = ARGV[6] == '1' and not ARGV[13]
@@ -202,11 +202,14 @@ if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size 
     end
   end
   if key and turns.limited and not queued_since then -- expired permits and dead waiters of its key, though capacity is free
-    reap(BATCH)
+    reap()
     if used < capacity then turns.use(key, 0) end
   end
   more = grant_waiting()
-  if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) and reap(BATCH) == BATCH then more = 1 end
+  if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) then
+    reap()
+    if left <= 0 then more = 1 end
+  end
   if was_capacity > capacity then publish_capacity() end
   commit(deadline, idle)
   changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10], [11] = was[11], [18] = true}, false
@@ -238,7 +241,11 @@ elseif before == 0 and used + weight <= capacity and (turn or not key) then
   if turn then turns.virtual = math.max(turns.virtual, turn) end
   return grant()
 elseif waiter_lease > 0 and arrival <= 0 and (most_of_key or (most >= 0 and ahead >= most)) then
+  local refusal = (function() -- a function of its own, so that its locals enlarge no other call's stack
+--#include behind
 --#include room
+  end)()
+  if refusal then return refusal end
 end
 if waiter_lease == 0 then return {tag, BUSY, more} end
 

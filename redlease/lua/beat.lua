@@ -4,7 +4,7 @@
 --       (ticket: the first of the client's waiters in the order of arrival)
 -- Reply: {tag, QUEUED, ahead, soonest, capacity, more}
 --        {tag, GRANTED} the first waiter is no longer queued: repeat its request; {tag, LAPSED} the place is gone: use a new one
--- Cost: O(log n), and O(log n) for each of at most 100 that it reaps or grants.
+-- Cost: O(log n), and O(log n) for each of at most 16 that it reaps or grants.
 local tag, place, waiter_lease, ticket, idle = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
 --#include state

@@ -6,7 +6,7 @@
 --       or "" for as long as it is not lifted; label: who set it and why, written as in a record)
 -- Reply: {tag, deadline, more}
 --        (deadline: when the limit ends or, of one that was lifted, would have ended; 0 if there is none, or the time is over already)
--- Cost: O(log n), and O(log n) for each of at most 100 that it grants.
+-- Cost: O(log n), and O(log n) for each of at most 16 that it grants.
 local tag, kind, key, units, until_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local idle, label = tonumber(ARGV[6]), ARGV[7]
 local FOR_GOOD_MS = 315360000000 -- ten years

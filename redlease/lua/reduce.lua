@@ -2,7 +2,7 @@
 -- KEYS: state holders queue waiters
 -- ARGV: tag ticket fence weight idle_ttl_ms
 -- Reply: {tag, held, more}; held 0 if the permit is no longer held under this fence. A weight that is not less changes nothing.
--- Cost: O(log n), and O(log n) for each of at most 100 that it grants.
+-- Cost: O(log n), and O(log n) for each of at most 16 that it grants.
 local tag, ticket, its_fence, weight, idle = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 
 --#include state

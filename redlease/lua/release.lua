@@ -6,7 +6,7 @@
 --       copies of that request grant nothing; notify 1: notify the client whose ticket it was; ticket "": only continue
 --       the work that a call left at its batch limit)
 -- Reply: {tag, released, more}; released 1 if a live permit or place was removed, else 0
--- Cost: O(log n), and O(log n) for each of at most 100 that it grants.
+-- Cost: O(log n), and O(log n) for each of at most 16 that it grants.
 local tag, ticket, its_request, its_fence = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local tombstone, notify, idle = tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
 
@@ -39,8 +39,11 @@ if weight then
     local was_there, rest = share.left(record, its_request)
     hit = its_request == '' or (was_there and not rest)
     if was_there and rest then -- other requests share the ticket and keep it
-      call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
-      call('HSET', state, 't' .. ticket, rest, 'l', '0') -- at once: a grant below reads it; and the rest may be dead
+      -- The rest may be dead: a full queue is looked through anew. Allowed when out of memory, and so are later writes.
+      call('HDEL', state, held_fence == '0' and 'l' or '')
+      local key = entry_of(ticket)
+      if key then turns.keys = turns.keys - call('HDEL', state, 'l' .. key) end
+      call('HSET', state, 't' .. ticket, rest) -- at once: a grant below reads it
       changed = true
     end
   end

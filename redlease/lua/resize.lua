@@ -2,7 +2,7 @@
 -- KEYS: state holders queue waiters
 -- ARGV: tag capacity idle_ttl_ms
 -- Reply: {tag, more}
--- Cost: O(log n) for each of at most 100 that it grants; up to 100 clients are notified of a smaller capacity.
+-- Cost: O(log n) for each of at most 16 that it grants; up to 100 clients are notified of a smaller capacity.
 local tag, wanted, idle = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
 --#include state

@@ -5,7 +5,7 @@
 -- ARGV: tag ticket request holders tombstone_ms grace_ms idle_ttl_ms
 --       (holders 1: it replaces holders; tombstone_ms: how long requests that left the queue are refused)
 -- Reply: {tag, superseded, more}; superseded: how many live permits and places; 0 too if that request does not wait
--- Cost: O(log n), and O(log n) for each of at most 100 waiters; of the holders it looks at the 100 whose leases end first.
+-- Cost: O(log n), and O(log n) for each of at most 16 waiters; of the holders it looks at the 100 whose leases end first, fewer with large metadata.
 local tag, ticket, its_request, ends_holders = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local tombstone, idle = tonumber(ARGV[5]), tonumber(ARGV[7])
 local grace = math.max(1, tonumber(ARGV[6])) -- no permit ends in the ms in which it began: its lock delay is named by its ticket and end
@@ -26,9 +26,12 @@ call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so a
 
 local superseded, removed = 0, 0
 for _, other in ipairs(earlier) do
+  if left <= 0 then break end
   local its_entry = other
   other = ticket_of(other)
-  local its_weight, _, _, since, its_place, requests, label = parse(call('HGET', state, 't' .. other) or '')
+  local text = call('HGET', state, 't' .. other) or ''
+  local its_weight, _, _, since, its_place, requests, label = parse(text)
+  left = left - 1 - #text / 2048
   if its_weight and tonumber(since) <= tonumber(queued_at) then -- else it was dead, and left with the one before it; or a priority put it before this one
     if lasts(its_place, requests) then
       superseded = superseded + 1
@@ -59,21 +62,24 @@ local function replace(other)
 end
 
 if ends_holders then
-  reap(BATCH)
+  reap()
   -- Limits count as far as they last: a pause, the time without a token and that after an answer of a vendor end by themselves.
   local lacking = used + weight - capacity
   for _, kind in ipairs({'pause', 'back', 'rate'}) do
     lacking = lacking - (parse(call('HGET', state, 't' .. string.char(255) .. kind) or '') or 0)
   end
   if key then lacking = math.max(lacking, turns.lacks(key, weight)) end
-  local held = {}
+  local held, rest = {}, 250 -- what it looks at: fewer holders if their records are large
   for _, other in ipairs(call('ZRANGE', holders, 0, BATCH - 1)) do
+    if rest <= 0 then break end
     if string.byte(other) ~= 255 and (entry_of(other)) == key then
-      local its_weight, fence_of_it = parse(call('HGET', state, 't' .. other) or '')
+      local text = call('HGET', state, 't' .. other) or ''
+      local its_weight, fence_of_it = string.match(text, '^(%d+) (%d+) ')
+      rest = rest - 1 - #text / 2048
       if its_weight and string.byte(fence_of_it) == 48 then
         lacking = lacking - its_weight
       elseif its_weight then
-        held[#held + 1] = {other, its_weight, tonumber(fence_of_it)}
+        held[#held + 1] = {other, tonumber(its_weight), tonumber(fence_of_it)}
       end
     end
   end

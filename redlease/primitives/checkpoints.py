@@ -13,7 +13,7 @@ from redlease.protocol.scripts import operation
 from redlease.tickets import GONE, Tickets
 
 ID_BYTES_MAX = 256
-PAGE_BYTES = 250_000  # of the results that one call reads
+PAGE_BYTES = 100_000  # of the results that one call reads
 
 
 class SequenceKeys(Resource):

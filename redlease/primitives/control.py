@@ -42,8 +42,8 @@ class ResourceControl:
     async def inspect(self, *, limit: int = snapshots.SNAPSHOT_LIMIT) -> Snapshot:
         """Returns a snapshot of the resource, with at most `limit` holders and `limit` waiters.
 
-        A snapshot of more than about 500 kB is read in pages, each consistent in itself: a ticket that comes or goes
-        meanwhile may be missing, none is listed twice. `server_time_ms` and `fence` are those of the last page.
+        A snapshot of more than about 150 entries is read in pages, each consistent in itself: a ticket that comes or
+        goes meanwhile may be missing, none is listed twice. `server_time_ms` and `fence` are those of the last page.
 
         Raises:
             Unavailable: The server was not reached, or the connection was lost repeatedly meanwhile.
@@ -66,7 +66,8 @@ class ResourceControl:
     async def position(self, ticket: str) -> Position | None:
         """Returns where a request stands in the queue, and about how long it will wait, by its ticket.
 
-        Returns None if the ticket neither waits nor holds a permit.
+        Returns None if the ticket neither waits nor holds a permit. Behind more than forty requests both are estimates,
+        from a sample of those: who has died is not ahead.
 
         Raises:
             Unavailable: The server was not reached.

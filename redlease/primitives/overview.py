@@ -17,7 +17,7 @@ from redlease.tickets import Tickets, Totals
 UNDECLARED = CAPACITY_MAX
 # How many holders of a resource are looked at for the longest hold, so that each costs the server little.
 LOOKED_AT = 100
-BATCH = 256  # resources that are asked for together, so that memory is bounded however many there are
+BATCH = 32  # resources that are asked for together: a server answers them without a break for others
 EACH_MS = 10  # how long no other resource is read, for each that is: 500 times what that costs an idle server
 SCAN_EVERY_MS = 10_000  # how often new names are looked for, at most
 SCAN_PAUSE_MS = 100  # and how long the pause after a search is for each SCAN: 100 times what one keeps the server busy

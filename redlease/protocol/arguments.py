@@ -111,6 +111,15 @@ def pack_terms(
     return pack(asked, terms.lease_ms, terms.capacity, waiter_lease_ms, most, terms.idle_ttl_ms, written, *key)
 
 
+def before_label(packed_terms: bytes) -> bytes:
+    """Returns what `pack_terms` packed before the label."""
+    end = 0
+    for _ in range(6):
+        first = packed_terms.index(b"\n", end) + 1
+        end = first + int(packed_terms[end + 1 : first - 2]) + 2
+    return packed_terms[:end]
+
+
 def release_tail(ask: AcquireRequest, fence: int | None, tombstone_ms: int) -> bytes:
     """Packs the arguments of a release by the ticket's own client; without a fence it releases what the request has."""
     ids = ask.packed_ids or pack_ids(ask.ticket, ask.request)

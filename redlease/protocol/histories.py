@@ -8,7 +8,7 @@ from typing import Any, cast
 from redlease.models import Event, HistoryEntry
 
 HISTORY_COUNT = 100  # how many entries are read by default
-PAGE_ENTRIES = 250  # of at most 2 kB, so that no reply is too large: see `snapshots.PAGE_BYTES`
+PAGE_ENTRIES = 100  # of at most 2 kB: more would keep the server from others for too long
 
 _decode = json.JSONDecoder().raw_decode
 

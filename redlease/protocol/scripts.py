@@ -42,6 +42,7 @@ PARTS = {
     "queue": ("grants", "queue", "turns"),
     "share": ("share",),
     "limits": ("limits",),
+    "behind": ("behind",),
     "room": ("room",),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from redlease.models import DamagedEntry, Limit, LimitKind, Permit, Snapshot, Waiter
@@ -14,7 +14,7 @@ from redlease.models import DamagedEntry, Limit, LimitKind, Permit, Snapshot, Wa
 PAGE_BYTES = 500_000
 SNAPSHOT_LIMIT = 1000  # the default limit of holders, and of waiters, in a snapshot
 LOOKS_AT_ONCE = 8  # pages that one client requests at a time, for the same reason
-CHECKED_MOST = 5000  # waiters that one call checks to count the live ones
+CHECKED_MOST = 5000  # live waiters that are counted one by one, page by page
 MARK = b"\xff"  # what the name of an entry begins with that stands for a lock delay or a limit, not for a permit
 LIMIT_WORDS: dict[LimitKind, str] = {
     "limit": "limit",
@@ -57,7 +57,8 @@ class Reading:
         self._limit = limit
         self._counted = counted
         self._after: list[bytes] | None = [b"", b"", b""]
-        self._head: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
+        self._head: tuple[int, int, int] = (0, 0, 0)
+        self._in_use = self._counted_so_far = 0
         self._holders: dict[bytes, Permit | DamagedEntry] = {}
         self._limits: dict[bytes, Limit | DamagedEntry] = {}
         self._waiters: dict[bytes, Waiter | DamagedEntry] = {}
@@ -68,12 +69,14 @@ class Reading:
         if self._after is None:
             return None
         most_holders, most_waiters = self._limit - len(self._holders), self._limit - len(self._waiters)
-        return most_holders, most_waiters, PAGE_BYTES, *self._after, self._counted
+        most_counted = max(0, self._counted - self._counted_so_far)
+        return max(0, most_holders), max(0, most_waiters), PAGE_BYTES, *self._after, most_counted
 
     def add(self, reply: list[Any]) -> None:
         """Adds a reply of inspect, without its tag. A later page replaces what an earlier one said of a ticket."""
         now, fence, capacity, in_use, waiting, held, queued, after, limits = reply
-        self._head = now, fence, capacity, in_use, waiting
+        self._head = now, fence, capacity
+        self._in_use, self._counted_so_far = self._in_use + in_use, self._counted_so_far + waiting
         for name, deadline, text in _triples([*limits, *held]):
             if not name.startswith(MARK):
                 self._holders[name] = _holder(self._resource, capacity, name, deadline, text)
@@ -85,14 +88,14 @@ class Reading:
 
     def snapshot(self) -> Snapshot:
         """Returns the snapshot. A resource without state on the server gets the declared capacity."""
-        now, fence, capacity, in_use, waiting = self._head
+        now, fence, capacity = self._head
         entries = (*self._holders.values(), *self._limits.values(), *self._waiting.values())
         return Snapshot(
             self._resource,
             capacity or self._declared,
             tuple(sorted((each for each in entries if isinstance(each, Permit)), key=lambda permit: permit.fence)),
             tuple(each for each in entries if isinstance(each, Waiter)),
-            *(fence, now, in_use, waiting),
+            *(fence, now, max(0, self._in_use), self._counted_so_far),
             tuple(each for each in entries if isinstance(each, Limit)),
             tuple(each for each in entries if isinstance(each, DamagedEntry)),
         )
@@ -112,10 +115,9 @@ class Reading:
         return {name: waiter for name, waiter in self._waiters.items() if name not in self._holders}
 
 
-def allowed(limits: list[Any]) -> int | None:
-    """Returns how many units the limits of a resource, as inspect tells them, allow to be held; None without limits."""
-    found = [_limit(*each) for each in _triples(limits)]
-    return min([each.units for each in found if isinstance(each, Limit) and each.kind != "per_key"], default=None)
+def allowed(limits: Iterable[Limit]) -> int | None:
+    """Returns how many units the limits of a resource allow to be held; None without limits."""
+    return min((limit.units for limit in limits if limit.kind != "per_key" and limit.key is None), default=None)
 
 
 def _triples(entries: list[Any]) -> Iterator[tuple[bytes, int, bytes]]:

@@ -27,6 +27,7 @@ from redlease.protocol.snapshots import LOOKS_AT_ONCE
 from redlease.transport.base import CLOSED, Reached, Reply, Transport, everything
 
 from . import refusals
+from .crowding import Crowd, Crowds
 from .ids import RequestIds
 from .leases import LeaseKeeper, PendingRelease
 from .places import QueuePlace
@@ -54,6 +55,8 @@ class PendingAcquire:
     task: asyncio.Task[object] | None = None  # the task that made the request
     has_been_granted = False  # whether it asks once more, since its grant was over before its task went on
     is_handed_over = False  # whether a message delivered the grant: its lease is the rest of the place's
+    found_full: list[int] | None = None  # the last refusal, until it is known whether it counts
+    crowd: Crowd | None = None  # alike requests that ask one at a time
     due_ms: float | None = None
     buffered_messages: tuple[Message, ...] = ()  # received between the grant and the start of its lease here
     on_queued: Callable[[Queued], None] | None = None
@@ -110,21 +113,31 @@ class PendingAcquire:
             if granted.more:
                 self.session.keeper.follow_up(self.ask.resource, self.ask.terms)
             self.deadline_ms = sent_ms + self.ask.terms.lease_ms - clock.SERVER_TICK_MS
+            if self.crowd is not None:
+                self.session.crowds.entered(self)
             self.future.set_result(granted)
         elif status == Status.QUEUED:
             self._queued(sent_ms, asked_from, Queued(*values))
         elif status == Status.LAPSED:
             self.session.lapsed(self.ask.resource, asked_from)
             self._again(0)
-        elif status == Status.FULL and values[1]:
-            self.ask = self.ask._replace(arrival=-values[1])  # where to continue the search for dead waiters
-            self._again(0)
+        elif status == Status.FULL:
+            self._full(sent_ms, values)
         elif status == Status.BUSY and values[0]:
             self._again(0)  # the call stopped at its batch limit, with entries left to check
         elif status == Status.BUSY:
             self.future.set_result(None)
         else:
             self.future.set_exception(refusals.refused(self.ask, status, values))
+
+    def _full(self, sent_ms: float, values: list[int]) -> None:
+        if values[1]:  # dead waiters are looked for, a few by each call
+            self.found_full = values
+            self.ask = self.ask._replace(arrival=-values[1])
+            self._again(values[3])
+        else:
+            self.sent = self.may_be_duplicated or self.place is not None  # else there is nothing to give up
+            self.session.crowds.refused(self, values, sent_ms)
 
     def _queued(self, sent_ms: float, asked_from: str, queued: Queued) -> None:
         session = self.session
@@ -137,8 +150,9 @@ class PendingAcquire:
             session.stuck.begin(sent_ms)
         if (emit := session.keeper.emit) is not None and self.place is None:
             emit(QueuedEvent(*self.ask.subject(), queued.ahead))
-        if self.ask.arrival < 0:  # where the search for dead waiters had got to
+        if self.ask.arrival < 0:  # since when it looked for dead waiters
             self.ask = self.ask._replace(arrival=0)
+        self.found_full = None
         self.place = place = session.place_on(self.ask.resource)
         place.waiters[self.ask.request] = self
         if asked_from == place.name:
@@ -148,6 +162,8 @@ class PendingAcquire:
             self._again(0)
         if self.on_queued is not None:
             self.on_queued(queued)
+        if self.crowd is not None:
+            session.crowds.entered(self)
 
     def on_message(self, message: Message) -> None:
         """Handles a message about this request, which has no outcome yet.
@@ -226,7 +242,10 @@ class PendingAcquire:
     def time_out(self, timeout_ms: float) -> None:
         """Fails the request because its `timeout` is over."""
         resource, connection = self.ask.resource, self.session.connection
-        if self.sequence is None or not connection.endpoint_for(resource).ready:
+        is_ready = connection.endpoint_for(resource).ready
+        if self.sequence is None and self.found_full and is_ready:
+            self.fail(refusals.refused(self.ask, Status.FULL, self.found_full))
+        elif self.sequence is None or not is_ready:
             self.fail(connection.unavailable(resource, self.ask.ticket, timeout_ms))
         else:
             self.fail(refusals.timed_out(self.ask, timeout_ms))
@@ -250,6 +269,7 @@ class Session:
         self.listeners: dict[str, Callable[[Message], None]] = {}
         self.closed = False
         self.stuck = Stuck(keeper, self.pending)
+        self.crowds = Crowds()
 
     def new_name(self) -> str:
         """Returns a place name that was never used before."""
@@ -268,6 +288,8 @@ class Session:
         waiting.task = asyncio.current_task()
         self.pending[ask.request] = waiting
         waiting.asked_ms = now_ms = clock.now_ms()
+        if self.crowds.known and self.crowds.joins(waiting, now_ms):
+            return waiting
         if not waiting.on_due(now_ms):
             waiting.fail_if_refused()
         return waiting
@@ -276,6 +298,8 @@ class Session:
         """Forgets a request that has an outcome."""
         request, place = waiting.ask.request, waiting.place
         self.pending.pop(request, None)
+        if waiting.crowd is not None:
+            self.crowds.left(waiting)
         if waiting.due_ms is not None:
             self.keeper.schedule.drop(waiting)
         if place is not None:

@@ -12,7 +12,7 @@ def refused(ask: AcquireRequest, status: int, values: list[int]) -> Exception:
     name, ticket = ask.resource.name, ask.ticket
     if status == Status.FULL:
         who, limit, most = "requests", "max_waiters", ask.terms.max_waiters
-        if values[2:]:
+        if any(values[2:3]):
             who, limit, most = f"requests of key {ask.key!r}", "max_waiters_per_key", ask.terms.max_waiters_per_key
         message = (
             f"resource {name!r}: {values[0]} {who} wait already and {limit} is {most}; this one was not queued. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -21,7 +22,9 @@ import breakdown
 import counts
 import report
 import scaling_out
+import worst
 from counts import TABLE
+from filling import Filling
 from fleet import FLEET
 from growth import GROWTH
 from peers import PEERS
@@ -30,7 +33,7 @@ from trial import EVERY_WORKLOAD, TrialFailed, try_out
 from workloads import SCALING, WORKLOADS, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 INSTALLED = [key for key, peer in PEERS.items() if peer.is_installed()]
@@ -170,6 +173,26 @@ def test_masters_share_keys_and_load() -> None:
         assert 0.15 < share.keys < 0.55
         assert 0.15 < share.pairs < 0.55
         assert share.server_us > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", worst.STATES, ids=lambda state: state.__name__)
+def test_the_worst_calls_are_bounded(state: Callable[[worst.Bench], None]) -> None:
+    """With a fiftieth of the waiters each state is as bad, since no script runs more than some hundred commands."""
+    with running_server(any_binary()) as url, contextlib.closing(Filling(url)) as filling:
+        bench = worst.Bench(filling, 0.02)
+        state(bench)
+    assert bench.found
+    assert {each.operation: each.commands for each in bench.found if each.commands > 450} == {}
+
+
+@pytest.mark.slow
+def test_a_tenant_is_measured_beside_an_attack() -> None:
+    """`make bench-tenants` with one attack prints what the honest tenant waits for, and what the server does."""
+    command = [sys.executable, str(BENCHMARKS / "tenants.py"), "rates", "--seconds", "0.5"]
+    program = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    (line,) = [line for line in program.stdout.splitlines() if "rates" in line]
+    assert len(line.split()) == 10
 
 
 def ended(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -70,14 +70,14 @@ ADAPTER_MODULES = sorted(ADAPTER.rglob("*.py"))
 
 # The same of the benchmarks, which are a program and no package: its modules import each other by their bare names.
 BENCHMARK_ROWS = (
-    {"before", "callers", "floor", "lua_steps", "meter", "server"},
+    {"before", "callers", "filling", "floor", "lua_steps", "meter", "server"},
     {"peers"},
     {"workloads"},
     {"fleet", "growth"},
     {"trial"},
     {"report"},
     {"plots", "counts"},
-    {"breakdown", "fairness", "scaling_out"},
+    {"breakdown", "fairness", "scaling_out", "tenants", "worst"},
     {"__main__"},
 )
 BENCHMARKS = sorted((TESTS.parent / "benchmarks").glob("*.py"))

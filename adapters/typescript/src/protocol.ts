@@ -101,7 +101,7 @@ export function acquireValues(ask: Ask, request: string, place: string, arrival:
 export const STATUSES = [
   ["granted", "fence", "grantedAtMs", "deadlineMs", "capacity", "wasDeclared", "more"],
   ["queued", "sequence", "ahead", "soonestMs", "capacity", "wasDeclared", "more", "nowMs"],
-  ["busy", "more"], ["full", "waiting", "next", "ofKey"], ["misfit", "capacity", "ofKey"], ["otherWeight", "weight", "ofKey"], ["withdrawn", "superseded"], ["lapsed"],
+  ["busy", "more"], ["full", "waiting", "next", "ofKey", "waitMs"], ["misfit", "capacity", "ofKey"], ["otherWeight", "weight", "ofKey"], ["withdrawn", "superseded"], ["lapsed"],
 ] as const;
 export const BEAT = ["queued", "ahead", "soonestMs", "capacity", "more"] as const;
 type Status = (typeof STATUSES)[number][0];
@@ -130,7 +130,7 @@ export function readRecord(record: Buffer) {
 /** A snapshot being read: the arguments of the next call, and what the pages so far contain. */
 export class Reading {
   #after: Value[] | undefined = ["", "", ""]; // bytes of the server's, which go back as they came
-  #head = [0, 0, 0, 0, 0];
+  #head = [0, 0, 0, 0, 0]; // the last two are added up over the pages
   readonly #holders = new Map<string, Permit>();
   readonly #waiters = new Map<string, Waiter>();
   readonly #damaged = new Map<string, DamagedEntry>();
@@ -140,13 +140,13 @@ export class Reading {
   /** The arguments of the next call; undefined after the last page. */
   get values(): Values<"inspect"> | undefined {
     const most = [this.limit - this.#holders.size, this.limit - this.#waiters.size, PAGE_BYTES];
-    const values = this.#after && [...most, ...this.#after, CHECKED_MOST];
+    const values = this.#after && [...most, ...this.#after, Math.max(0, CHECKED_MOST - this.#head[4]!)];
     return values && (Object.fromEntries(LUA.inspect.args.map((name, index) => [name, values[index]])) as unknown as Values<"inspect">);
   }
 
   /** Adds a reply of `inspect`, without its tag; a later page replaces what an earlier one said of a ticket. */
   add(reply: Raw[]): void {
-    this.#head = reply.slice(0, 5) as number[];
+    this.#head = (reply.slice(0, 5) as number[]).map((each, index) => (index < 3 ? each : this.#head[index]! + each));
     const [held, queued, after] = reply.slice(5) as [Raw[], Raw[], Buffer[]];
     for (let i = 0; i < held.length; i += 3) {
       const [ticket, deadline, record] = held.slice(i, i + 3) as [Buffer, number, Buffer];
@@ -178,7 +178,7 @@ export class Reading {
     const holders = [...this.#holders.values()].sort((one, other) => one.fence - other.fence);
     const waiters = [...this.#waiters.values()].filter((waiter) => !this.#holders.has(waiter.ticket));
     const damaged = [...this.#damaged.values()];
-    return {resource: this.resource, capacity: capacity || this.declared, holders, waiters, damaged, fence, server_time_ms, in_use, waiting};
+    return {resource: this.resource, capacity: capacity || this.declared, holders, waiters, damaged, fence, server_time_ms, in_use: Math.max(0, in_use), waiting};
   }
 }
 

@@ -95,8 +95,8 @@ export class Pending {
         return void this.send();
       case "full":
         if (!reply.next) return this.#refused(new QueueFull(`${reply.waiting} requests wait already`, resource, ticket));
-        this.#arrival = -reply.next;
-        return void this.send();
+        this.#arrival = -reply.next; // dead waiters are looked for, a few by each call
+        return void sleep(reply.waitMs).then(() => this.send());
       case "busy": return reply.more ? void this.send() : this.#refused();
       case "misfit": return this.fail(new RangeError(`${resource}: weight ${weight} exceeds the capacity, ${reply.capacity}`));
       case "otherWeight": return this.#refused(new RangeError(`${resource}: ticket ${ticket} has ${reply.ofKey ? "a key" : `weight ${reply.weight}, not ${weight}`}`));

@@ -2,39 +2,38 @@
 -- KEYS: state holders queue waiters
 -- ARGV: tag most_holders most_waiters bytes after_deadline after_ticket after_entry most_counted
 --       (bytes: the approximate size limit of the reply; the next three: where the previous page ended, "" for the first;
---       most_counted: past so many live waiters the others are counted without a check)
+--       most_counted: past so many live waiters the others are counted without a look at them. Subtract from the three numbers what
+--       the pages before have listed and counted)
 -- Reply: {tag, now, fence, capacity, in_use, waiting, {ticket, deadline, record, ...}, {ticket, record, ...}, {deadline, ticket,
 --        entry}, {name, deadline, record, ...}}; the last list but one is the last three arguments of the next page, {} if there is
 --        none; the last one is the limits of the resource, those of keys are among the holders, see parts/limits.lua
---        (in_use: the weights of all holders; those with fence 0 stand for a lock delay or a limit; waiting: how many wait; dead ones
---        past the first 5,000 requests are counted until the queue reaches them, and all are before the last page)
--- Cost: O(b + c + log n) for a reply of b entries, with c waiters checked.
+--        (in_use: the weights of all holders; those with fence 0 stand for a lock delay or a limit; waiting: how many wait. Add both up
+--        over the pages: the first one tells the units in use, from which each page subtracts those of the expired permits that it met)
+-- Cost: O(b + log n) for b entries that it looks at: 150 at most, and fewer with large metadata.
 local tag, most_holders, most_waiters, bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local after_deadline, after_ticket = tonumber(ARGV[5]), ARGV[6]
+local after_deadline, after_ticket, most_counted = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[8])
 local after_score, after_entry = string.match(ARGV[7], '^(%S+) (.*)$')
 
 --#include state
 read('')
 --#include form
 --#include queue
-local PAGE = 50 * BATCH
+--#include behind
+local rest = 150 -- what a page looks at: an entry counts as one, and as one more for each 1,024 bytes
+local is_first = not after_deadline and not after_entry
+local count, queue_length = used - excess, call('ZCARD', queue)
+local is_damaged = call('HLEN', state) ~= was.count + count + queue_length + turns.count + turns.keys
+if is_damaged then used = count end -- what the header tells of them may be wrong, see parts/repair.lua
+if not is_first then used = 0 end
+
+local function stored(ticket)
+  local text = call('HGET', state, 't' .. ticket) or ''
+  rest = rest - 1 - #text / 1024
+  return text
+end
+
 local function is_limit(name)
   return string.find(name, '^\255%a')
-end
-local delay, queue_length, count = tonumber(was[16] or 0), call('ZCARD', queue), used - excess
-if count <= 200 or call('HLEN', state) ~= was.count + count + queue_length + turns.count + turns.keys then
-  -- The units of all holders, if they are not too many: what the header tells of them may be wrong after a loss, see repair.lua.
-  local names = call('ZRANGE', holders, 0, PAGE - 1)
-  used = used - excess - #names
-  for _, name in ipairs(names) do
-    used = used + (parse(call('HGET', state, 't' .. name) or '') or is_limit(name) and 0 or 1)
-  end
-end
-local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'WITHSCORES', 'LIMIT', 0, BATCH * 10)
-for i = 1, #lapsed, 2 do
-  local text = call('HGET', state, 't' .. lapsed[i])
-  local is_over = string.byte(lapsed[i]) == 255 or lapsed[i + 1] + delay <= now
-  if is_over and not is_limit(lapsed[i]) then used = used - (text and parse(text) or 1) end
 end
 
 -- The limits of the resource: what they keep from others, nobody uses.
@@ -43,79 +42,69 @@ for _, name in ipairs(names) do
   local text = call('HGET', state, 't' .. name)
   local ends = text and tonumber(call('ZSCORE', holders, name) or 0) or 0
   if ends > OF_KEYS then ends = ends - OF_KEYS end
-  if ends > 0 then used = used - (parse(text) or 0) end
+  if ends > 0 and is_first then used = used - (is_damaged and 1 or string.match(text, '^%d+') or 0) end
   if ends > now then limits[#limits + 1], limits[#limits + 2], limits[#limits + 3] = name, ends, text end
 end
 
--- The rank of the first live holder after the previous page; the last holder of that page may be gone or renewed since.
-local first = call('ZCOUNT', holders, '-inf', now)
-if after_deadline then
-  if tonumber(call('ZSCORE', holders, after_ticket) or 0) == after_deadline then
-    first = math.max(first, call('ZRANK', holders, after_ticket) + 1)
+-- The holders: first those that have expired and that no call has removed yet; with a lock delay their units are in use.
+local at = 0
+if after_deadline and tonumber(call('ZSCORE', holders, after_ticket) or 0) == after_deadline then
+  at = call('ZRANK', holders, after_ticket) + 1
+elseif after_deadline then -- it is gone, or renewed
+  at = call('ZCOUNT', holders, '-inf', format('(%.17g', after_deadline))
+end
+local held, permits, delay, is_enough, met = {}, 0, tonumber(was[16] or 0), false, 0
+local listed = call('ZRANGE', holders, at, at + rest, 'WITHSCORES')
+for i = 1, #listed, 2 do
+  local name, ends = listed[i], tonumber(listed[i + 1])
+  is_enough = ends > now and permits >= most_holders
+  if is_enough or rest <= 0 or bytes <= 0 then break end
+  after_deadline, after_ticket, at = ends, name, at + 1
+  local text = stored(name)
+  local weight = is_limit(name) and 0 or string.match(text, '^%d+') or 1
+  if ends <= now then
+    local is_over = string.byte(name) == 255 or ends + delay <= now
+    if is_over then used = used - (is_damaged and math.min(1, weight) or weight) else met = met + weight end
   else
-    first = math.max(first, call('ZCOUNT', holders, '-inf', format('(%.17g', after_deadline)))
+    if ends > OF_KEYS then ends = ends - OF_KEYS end
+    if ends > now then
+      local is_lost = string.find(name, '^\255%?') -- its record is
+      held[#held + 1], held[#held + 2], held[#held + 3] = is_lost and string.sub(name, 3) or name, ends, is_lost and '' or text
+      bytes, met = bytes - #name - #text, met + weight
+    end
+    if not is_limit(name) then permits = permits + 1 end
   end
 end
-local held, listed, permits = {}, 0, 0
-local live = most_holders > 0 and call('ZRANGE', holders, first, first + math.min(most_holders, PAGE) - 1, 'WITHSCORES') or {}
-for i = 1, #live, 2 do
-  if bytes <= 0 then break end
-  local text = call('HGET', state, 't' .. live[i]) or ''
-  after_deadline, after_ticket = tonumber(live[i + 1]), live[i]
-  local ends = after_deadline < OF_KEYS and after_deadline or after_deadline - OF_KEYS
-  if ends > now then
-    local is_lost = string.find(after_ticket, '^\255%?') -- its record is
-    held[#held + 1], held[#held + 2], held[#held + 3] = is_lost and string.sub(after_ticket, 3) or after_ticket, ends, is_lost and '' or text
-    bytes = bytes - #after_ticket - #text
-  end
-  listed = listed + 1
-  if not is_limit(after_ticket) then permits = permits + 1 end
-end
-local more = permits < most_holders and first + listed < call('ZCARD', holders)
+if is_first and at >= count then used = met end -- it has come by all of them
+local is_last = is_enough or at >= count
 
--- Returns the record of a waiter unless it is dead, and whether it can be read: what is damaged is listed, and does not count.
-local function waiter(ticket)
-  local text = call('HGET', state, 't' .. ticket) or ''
-  local _, _, _, _, place, request = parse(text)
-  return (not place or lasts(place, request)) and text, place
+local queued, waiting = {}, 0
+if is_last then
+  at, is_enough = after_entry and behind(after_entry, after_score) or 0, false
+  listed = call('ZRANGE', queue, at, at + math.max(0, math.floor(rest)), 'WITHSCORES')
+  for i = 1, #listed, 2 do
+    is_enough = #queued >= 2 * most_waiters and waiting >= most_counted
+    if is_enough or rest <= 0 or bytes <= 0 then break end
+    after_entry, after_score, at = listed[i], listed[i + 1], at + 1
+    local ticket = ticket_of(after_entry)
+    local text = stored(ticket)
+    local place, request = string.match(text, '^%d+ %d+ %d+ %d+ (%S+) (%S+)')
+    if not place or lasts(place, request) then
+      if place then waiting = waiting + 1 end -- what is damaged is listed, and does not count
+      if #queued < 2 * most_waiters then
+        queued[#queued + 1], queued[#queued + 2] = ticket, text
+        bytes = bytes - #ticket - #text
+      end
+    end
+  end
+  if is_enough then waiting = waiting + queue_length - at end
+  is_last = is_enough or at >= queue_length
 end
 
-local queued, seen = {}, 0
-listed = 0
--- The rank after the last entry of the previous page, which may be gone or have another score since.
-first = 0
-if after_entry then
-  local score = call('ZSCORE', queue, after_entry)
-  first = score == after_score and call('ZRANK', queue, after_entry) + 1 or call('ZCOUNT', queue, '-inf', '(' .. after_score)
-end
-for i, entry in ipairs(call('ZRANGE', queue, first, first + math.min(most_waiters, PAGE) + PAGE)) do
-  if bytes <= 0 or listed >= most_waiters then break end
-  local ticket = ticket_of(entry)
-  local text = waiter(ticket)
-  if text then
-    queued[#queued + 1], queued[#queued + 2] = ticket, text
-    bytes, listed = bytes - #ticket - #text, listed + 1
-  end
-  seen = i
-end
-if seen > 0 then
-  local last = call('ZRANGE', queue, first + seen - 1, first + seen - 1, 'WITHSCORES')
-  after_entry, after_score = last[1], last[2]
-end
-more = more or (listed < most_waiters and first + seen < queue_length)
-
-local waiting, checked = 0, more and {} or call('ZRANGE', queue, 0, PAGE - 1)
-for i, entry in ipairs(checked) do
-  if waiting >= tonumber(ARGV[8]) then
-    waiting = waiting + #checked - i + 1
-    break
-  end
-  local text, place = waiter(ticket_of(entry))
-  if text and place then waiting = waiting + 1 end
-end
-waiting = waiting + queue_length - #checked
 local after = {}
-if more then
+if not is_last then
   after = {after_deadline and format('%.17g', after_deadline) or '', after_ticket, after_entry and after_score .. ' ' .. after_entry or ''}
+elseif is_first then
+  used = math.max(0, used)
 end
-return {tag, now, fence, capacity, math.max(0, used), waiting, held, queued, after, limits}
+return {tag, now, fence, capacity, used, waiting, held, queued, after, limits}

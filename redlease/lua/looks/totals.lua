@@ -12,6 +12,13 @@ local was = call('HMGET', state, 'f', 'c', 'e', 'y', 'n', 'k')
 local expires = tonumber(was[6] or 0)
 --#include form
 local units, held_since, queued_since = 0, 0, 0
+local rest = 0 -- how many more are looked at; one with a large record counts as several
+
+local function stored(ticket)
+  local text = call('HGET', state, 't' .. ticket) or ''
+  rest = rest - 1 - math.floor(#text / 1024)
+  return text
+end
 
 -- What the limits of the resource keep from others, nobody uses; see parts/limits.lua.
 local limit, kept = -1, 0
@@ -26,22 +33,26 @@ end
 -- A holder whose lease has ended counts while its lock delay lasts; an entry that stands for a delay counts and holds nothing.
 local delay = tonumber(was[4] or 0)
 local live = call('ZRANGEBYSCORE', holders, format('(%d', now - delay), '(4503599627370496', 'WITHSCORES', 'LIMIT', 0, most) -- below OF_KEYS
+rest = most
 for i = 1, #live, 2 do
-  local weight, its_fence, since = string.match(call('HGET', state, 't' .. live[i]) or '', '^(%d+) (%d+) %d+ (%d+)')
+  if rest <= 0 then break end
+  local weight, its_fence, since = string.match(stored(live[i]), '^(%d+) (%d+) %d+ (%d+)')
   local counts, since_ms = tonumber(live[i + 1]) > now, tonumber(since or 0)
   local is_limit = string.find(live[i], '^\255%a')
   if not is_limit and (counts or string.byte(live[i]) ~= 255) then units = units + (weight or 1) end
   if counts and its_fence ~= '0' and (held_since == 0 or since_ms < held_since) then held_since = since_ms end
 end
-if #live >= 2 * most then units = math.max(0, call('ZCARD', holders) + (was[3] or 0) - kept) end
+if #live >= 2 * most or rest <= 0 then units = math.max(0, call('ZCARD', holders) + (was[3] or 0) - kept) end
 
 local waiting = call('ZCARD', queue)
 local lapses = waiting > 0 and call('ZRANGEBYSCORE', waiters, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 local dead = lapses and tonumber(lapses) <= now -- some places at least: which of the waiters are dead is to be seen
 if not lapses then waiting = 0 end
+rest = most
 for i, entry in ipairs(waiting > 0 and call('ZRANGE', queue, 0, dead and most - 1 or 0) or {}) do
+  if rest <= 0 then break end
   local ticket = string.byte(entry) == 255 and string.sub(entry, 19) or entry -- see parts/turns.lua
-  local since, place, request = string.match(call('HGET', state, 't' .. ticket) or '', '^%d+ %d+ %d+ (%d+) (%S+) (%S+)')
+  local since, place, request = string.match(stored(ticket), '^%d+ %d+ %d+ (%d+) (%S+) (%S+)')
   local alive = place and not dead
   for other in string.gmatch(dead and place and '{' .. place .. '}' .. request or '', '{([^}]*)}') do
     local its_end = call('ZSCORE', waiters, other)

@@ -6,7 +6,7 @@
 -- A resource is four keys under one hash tag, declared by every call in this order:
 --   KEYS[1] state    hash  f last fence, s last sequence, c capacity, d declared capacity, e units in use minus number of
 --                          holders; times in ms of the server's clock: k when the keys expire, x when the last tombstone ends, w until
---                          when a client watches, l when a call last found all waiters of a full queue alive; y the lock delay, h how
+--                          when a client watches, l and l<key> since when all waiters of a full queue were found alive, see room.lua; y the lock delay, h how
 --                          long holds lasted of late whose release others waited for, in ms; n how many entries of history are kept; r and b the rates, see
 --                          acquire.lua, and o who was told last when to call; v when all was last found to fit together, see
 --                          repair.lua; g, p<ticket> and q<key>, see turns.lua; and t<ticket>, one record each

@@ -1,6 +1,8 @@
 -- queue: reaping and granting, for the operations that need it. scripts.py puts it where they say `--#include queue`.
 
-local BATCH = 100 -- how many entries one call reaps or grants at most: a long script blocks the whole server
+-- A long script keeps the whole server from all others, so a call does no more than this, and tells that there is more to do.
+local BATCH = 100 -- how many entries it takes up at most of those that cost a command or two
+local left = 16 -- how many more it may reap, remove or grant, with what follows from that; one counts as one more for each 2,048 bytes
 local OF_KEYS = 4503599627370496 -- 2^52: limits of keys stand above it among the holders, with it added to the time, see turns.lua
 local FORGET_MS = 60000 -- how long a lapsed place is kept, so that a late copy cannot revive it
 
@@ -83,19 +85,23 @@ local function lapse(ticket, weight, ended, its_fence)
   remove_holder(ticket, weight, its_fence and string.find(its_fence, '^0.'))
 end
 
--- Removes holders whose lease has ended, and limits of keys, at most `limit` of each, and returns how many.
-local function reap(limit)
-  local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit)
+-- Removes holders whose lease has ended, and limits of keys.
+local function reap()
+  local lapsed = call('ZRANGEBYSCORE', holders, '-inf', now, 'WITHSCORES', 'LIMIT', 0, BATCH)
   for i = 1, #lapsed, 2 do
-    local weight, its_fence = parse(call('HGET', state, 't' .. lapsed[i]) or '')
+    if left <= 0 then break end
+    local text = call('HGET', state, 't' .. lapsed[i]) or ''
+    local weight, its_fence = parse(text)
+    left = left - 1 - #text / 2048
     lapse(lapsed[i], weight or 1, tonumber(lapsed[i + 1]), its_fence)
   end
-  local over = {}
-  if turns.limits and turns.limits > 0 then
-    over = call('ZRANGEBYSCORE', holders, format('%d', OF_KEYS), format('%d', OF_KEYS + now), 'LIMIT', 0, limit)
-    for _, name in ipairs(over) do remove_holder(name, 0) end
+  if left > 0 and turns.limits and turns.limits > 0 then
+    for _, name in ipairs(call('ZRANGEBYSCORE', holders, format('%d', OF_KEYS), format('%d', OF_KEYS + now), 'LIMIT', 0, BATCH)) do
+      if left <= 0 then break end
+      left = left - 1
+      remove_holder(name, 0)
+    end
   end
-  return math.max(#lapsed / 2, #over)
 end
 
 -- Notifies a waiter, if there is one, that an expiry, so many ms from now, comes earlier than its client expects.
@@ -131,22 +137,24 @@ local function remove_waiter(ticket, entry)
   call('HDEL', state, 't' .. ticket)
 end
 
--- Grants from the head of the queue while the next live waiter fits; returns 1 if it stopped at the batch limit.
+-- Grants from the head of the queue while the next live waiter fits; returns 1 if there is more to do than one call may.
 -- A waiter that does not fit is never passed by a lighter one behind it: light ones could starve it.
 -- A grant starts with the time left on the waiter's place, a deadline that its client knows.
 local function grant_waiting()
   if capacity == 0 then return 0 end -- the state was deleted: the next acquire declares the capacity
-  local budget, reaped = BATCH, used >= capacity
-  if reaped then budget = budget - reap(budget) end
-  if turns.raised > 0 and used < capacity then turns.raise(BATCH) end
-  while budget > 0 and used < capacity do
+  local reaped = used >= capacity
+  if reaped then reap() end
+  if turns.raised > 0 and used < capacity then turns.raise() end
+  while left > 0 and used < capacity do
     local head, entry, tag, key = first_waiter()
     if not head and (reaped or turns.count == 0 or call('ZCARD', queue) == 0) then return turns.raised > 0 and 1 or 0 end
     local text = head and call('HGET', state, 't' .. head)
     local weight, _, lease, since, place, request, label = parse(text or '')
     local lapses = weight and lasts(place, request)
+    left = left - 1 - #(text or '') / 2048
     if not head then -- all who wait are of keys at their limits, maybe by holders whose leases have ended
-      reaped, budget = true, budget + 1 - reap(budget)
+      reaped = true
+      reap()
     elseif not lapses then
       remove_waiter(head, entry)
     elseif weight > capacity or (key and turns.is_heavy(key, weight)) then
@@ -159,13 +167,13 @@ local function grant_waiting()
       if turns.count > 0 then turns.take(entry, tag, key, weight) else call('ZREM', queue, entry) end
       publish_to_sharers(place, request, 'g', format(' %.0f %.0f %.0f %d', fence, now, lapses, capacity))
     elseif not reaped then
-      reaped, budget = true, budget + 1 - reap(budget)
+      reaped = true
+      reap()
     else
       return 0
     end
-    budget = budget - 1
   end
-  return budget > 0 and 0 or 1
+  return left > 0 and 0 or 1
 end
 
 -- Returns the ms until an expiry can let a waiter proceed: of the first lease or, if capacity is free but too small for

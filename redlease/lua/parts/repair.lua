@@ -136,7 +136,7 @@ local tombstone = call('ZRANGE', waiters, 0, 0, 'WITHSCORES')[2]
 local fits = gather(was.waiting <= LONG)
 if not fits then gather(false) end
 for name, key in pairs(keys) do
-  local was_key = call('HGET', state, 'q' .. name)
+  local was_key, look = unpack(call('HMGET', state, 'q' .. name, 'l' .. name))
   local number = tonumber(string.match(was_key or '', '^%d+ (%d+) ') or 0)
   if not key.waits and number > 0 and not numbers[number] then
     key.number, numbers[number], found.number = number, key, math.max(found.number, number)
@@ -145,6 +145,10 @@ for name, key in pairs(keys) do
   if text then
     want('q' .. name, text)
     found.keys = found.keys + 1
+    if look then -- see room.lua
+      want('l' .. name, look)
+      found.keys = found.keys + 1
+    end
   end
   is_damaged = is_damaged or text ~= was_key
 end

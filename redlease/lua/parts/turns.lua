@@ -63,13 +63,14 @@ end
 
 -- Returns how many units a key may have: 0 while it is held back, else its own limit, that for each key, or the declared one. And
 -- when that ends, unless it is the declared one. `lasting`: the time for which it is held back does not count.
+local units_of = {} -- by name: a limit for each key is looked at for each, and its reason may be long
 local function limit_of(key, lasting)
   if turns.limits > 0 then
     for _, name in ipairs({not lasting and '\255back ' .. key or '\255limit ' .. key, '\255limit ' .. key, '\255each'}) do
       local ends = (call('ZSCORE', holders, name) or 0) - OF_KEYS
       if ends > now then
-        local _, _, units = parse(call('HGET', state, 't' .. name) or '')
-        if units then return tonumber(units), ends end
+        units_of[name] = units_of[name] or tonumber(string.match(call('HGET', state, 't' .. name) or '', '^%d+ %d+ (%d+)'))
+        if units_of[name] then return units_of[name], ends end
       end
     end
   end
@@ -109,21 +110,19 @@ function turns.waiting(key)
   return (head ~= '' and 1 or 0) + (number > 0 and call('ZCOUNT', queue, score, score) or 0)
 end
 
--- Returns so many waiters of a key behind the first `at`, or one more.
-function turns.waiters(key, at, count)
+-- Returns the ranks from which and before which the waiters of a key stand, without its first one, and that one if it has a tag.
+function turns.ranks(key)
   local _, number, head = read_key(key)
   local score = format('%.0f', REST + number)
-  local found = {at == 0 and head ~= '' and head or nil}
-  for _, other in ipairs(call('ZRANGEBYSCORE', queue, score, score, 'LIMIT', math.max(0, at - 1), count)) do
-    found[#found + 1] = other
-  end
-  return found
+  local from = call('ZCOUNT', queue, '-inf', '(' .. score)
+  return from, number > 0 and from + call('ZCOUNT', queue, score, score) or from, head ~= '' and head
 end
 
 -- Returns the waiters of a key that came before one of them, about a batch of them at most.
 function turns.before(key, member)
-  local found = {}
-  for _, other in ipairs(turns.waiters(key, 0, BATCH)) do
+  local from, to, head = turns.ranks(key)
+  local found = {head and head < member and head or nil}
+  for _, other in ipairs(call('ZRANGE', queue, from, math.min(from + BATCH, to) - 1)) do
     if other < member then found[#found + 1] = other end
   end
   return found
@@ -136,13 +135,15 @@ end
 
 -- Returns the first of a key's other waiters that lives and may ever fit, with its weight, and removes those before it.
 local function next_of_rest(key, number)
-  for _ = 1, BATCH do
+  while left > 0 do
     local member = first_of_rest(number)
     if not member then return end
     local ticket = turns.ticket(member)
-    local weight, _, _, _, place, request = parse(call('HGET', state, 't' .. ticket) or '')
+    local text = call('HGET', state, 't' .. ticket) or ''
+    local weight, _, _, _, place, request = parse(text)
     local lives = weight and lasts(place, request)
     if lives and not turns.is_heavy(key, weight) then return member, weight end
+    left = left - 1 - #text / 2048
     if lives then publish_to_sharers(place, request, 'm', ' ' .. turns.limit) end
     call('ZREM', queue, member)
     call('HDEL', state, 't' .. ticket)
@@ -168,7 +169,7 @@ local function write_key(key, held, number, head, from)
   if held > 0 or head ~= '' or member then
     turns.keys = turns.keys + call('HSET', state, 'q' .. key, format('%d %d ', held, number) .. head)
   else
-    turns.keys = turns.keys - call('HDEL', state, 'q' .. key)
+    turns.keys = turns.keys - call('HDEL', state, 'q' .. key, 'l' .. key)
   end
 end
 
@@ -250,7 +251,7 @@ end
 function turns.look_again(key)
   if key ~= '' then return turns.use(key, 0) end
   turns.raised = 1
-  turns.raise(BATCH)
+  turns.raise()
 end
 
 -- Notes that a limit for a key is over; '' for each key.
@@ -372,10 +373,12 @@ function turns.park(member, key, weight)
   return true
 end
 
--- Gives keys that waited at their limit a first waiter, after the limit was raised; at most `most` keys, and the next call goes on
--- from the number `turns.raised`.
-function turns.raise(most)
-  for _ = 1, most do
+-- Gives keys that waited at their limit a first waiter, after the limit was raised; the next call goes on from the number
+-- `turns.raised`. Half of what a call may do is left for grants, so that no unit is idle meanwhile.
+function turns.raise()
+  local rest = left / 2
+  while left > rest do
+    left = left - 1
     local entry = call('ZRANGEBYSCORE', queue, format('%.0f', REST + turns.raised), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     if not entry[1] then
       turns.raised = 0

@@ -1,0 +1,152 @@
+"""No call does more than a bounded amount of work, whatever others have left; what is left is done by further calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from redlease.protocol.encoding import Resource
+from redlease.protocol.replies import Status
+from redlease.protocol.snapshots import Reading
+
+from crowd import GONE_MS, IDLE_MS, LEASE_MS, Crowd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import Server
+
+MOST_COMMANDS = 450  # some 3 µs each
+MANY = 1000
+
+
+@pytest.fixture
+def crowd(servers: dict[str, Server]) -> Iterator[Crowd]:
+    """A resource without state."""
+    crowd = Crowd(servers["valkey9"])
+    yield crowd
+    crowd.close()
+
+
+def keys(count: int, most: int = MANY) -> list[str]:
+    """Return the keys of so many requests, of which each key has the same number."""
+    return [f"k{number % count}" if count else "" for number in range(most)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 30, 1000], ids=["no keys", "one key", "30 keys", "a key each"])
+def test_dead_waiters_are_removed_bit_by_bit(crowd: Crowd, count: int) -> None:
+    """A release finds a thousand of them, in however many keys; the calls that follow come to the one that lives."""
+    crowd.hold()
+    crowd.wait_and_die(keys(count))
+    assert crowd.ask("alive", key="last" if count else "")[0] == Status.QUEUED
+    crowd.now_ms += GONE_MS
+    commands = crowd.all_of("release", "holder", "", "", 0, 0, IDLE_MS)
+    assert max(commands) < MOST_COMMANDS
+    assert (crowd.waiting(), crowd.holders()) == ([], ["alive"])
+
+
+@pytest.mark.parametrize("count", [0, 1, 30, 1000], ids=["no keys", "one key", "30 keys", "a key each"])
+def test_many_are_granted_bit_by_bit(crowd: Crowd, count: int) -> None:
+    """A release of a thousand units lets a thousand waiters begin, some in each call."""
+    crowd.hold(MANY)
+    crowd.wait(keys(count), capacity=MANY)
+    commands = crowd.all_of("release", "holder", "", "", 0, 0, IDLE_MS)
+    assert max(commands) < MOST_COMMANDS
+    assert (crowd.waiting(), len(crowd.holders())) == ([], MANY)
+
+
+@pytest.mark.parametrize("count", [0, 1, 30, 1000], ids=["no keys", "one key", "30 keys", "a key each"])
+def test_expired_permits_are_removed_bit_by_bit(crowd: Crowd, count: int) -> None:
+    """A request of all units meets a thousand of them, with a lock delay and a history, and has what they had."""
+    for key in keys(count):
+        assert crowd.ask(key=key, weight="1 0 1000 100", capacity=MANY)[0] == Status.GRANTED
+    crowd.now_ms += LEASE_MS + 1
+    commands, replies = [], [[Status.BUSY, 1]]
+    for _ in range(2):  # first their leases end, and then their delays
+        crowd.now_ms += 1000
+        while len(replies) == 1 or replies[-1] == [Status.BUSY, 1]:
+            replies.append(crowd.ask("all", weight=MANY, capacity=MANY, waits_ms=0))
+            commands.append(crowd.commands)
+        replies = replies[-1:]
+    assert max(commands) < MOST_COMMANDS
+    assert replies[0][0] == Status.GRANTED
+
+
+def test_keys_are_raised_bit_by_bit(crowd: Crowd) -> None:
+    """A limit for each of a thousand keys that all wait at theirs is raised: grants begin with the first call."""
+    names = keys(MANY)
+    for key in (*names, *names):
+        crowd.ask(key=key, weight="1 0   1", capacity=3 * MANY)
+    assert (len(crowd.holders()), len(crowd.waiting())) == (MANY, MANY)
+    crowd.call("limit", "each", "", 2, "", IDLE_MS, '["o",{}]')
+    assert len(crowd.holders()) > MANY
+    commands = crowd.all_of("release", "", "", "", 0, 0, IDLE_MS)
+    assert max(commands) < MOST_COMMANDS
+    assert crowd.waiting() == []
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+def test_older_requests_are_replaced_bit_by_bit(crowd: Crowd, key: str) -> None:
+    """The newest of a thousand of a key takes the place of all, and of their holder."""
+    crowd.ask("holder", key=key)
+    crowd.wait([key] * MANY)
+    assert crowd.ask("newest", key=key)[0] == Status.QUEUED
+    asked = ("newest", "hnewest", 1, 60_000, 1000, IDLE_MS)
+    reply, commands = crowd.call("supersede", *asked), [crowd.commands]
+    while reply[1]:
+        reply = crowd.call("supersede", *asked)
+        commands.append(crowd.commands)
+    assert max(commands) < MOST_COMMANDS
+    assert crowd.waiting() == ["newest"]
+
+
+def read(crowd: Crowd, limit: int, counted: int = 5000) -> tuple[Any, list[int]]:
+    """Return a snapshot, and the commands of each page."""
+    reading, commands = Reading(Resource("model", "r"), 1, limit, counted), []
+    while (args := reading.args) is not None:
+        reading.add(crowd.call("inspect", *args))
+        commands.append(crowd.commands)
+    return reading.snapshot(), commands
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000], ids=["no keys", "one key", "a key each"])
+def test_a_snapshot_is_read_bit_by_bit(crowd: Crowd, count: int) -> None:
+    """It lists and counts who lives among thousands that are dead, and no page looks at more than a few of them."""
+    for number in range(MANY):
+        crowd.ask(f"expired{number}", weight=2, capacity=2 * MANY + 500)
+    crowd.now_ms += LEASE_MS + 1
+    for number in range(500):
+        assert crowd.ask(f"held{number}", capacity=2 * MANY + 500)[0] == Status.GRANTED
+    crowd.call("limit", "pause", "", 0, "", IDLE_MS, '["o",{}]')
+    crowd.wait_and_die(keys(count), capacity=2 * MANY + 500)
+    crowd.wait(keys(count, 500), capacity=2 * MANY + 500)
+    crowd.now_ms += GONE_MS
+    snapshot, commands = read(crowd, 400)
+    assert max(commands) < MOST_COMMANDS
+    assert (len(snapshot.holders), len(snapshot.waiters)) == (400, 400)
+    assert (snapshot.in_use, snapshot.waiting) == (500, 500)
+    few, commands = read(crowd, 1, 0)
+    assert (len(few.holders), few.in_use) == (1, 500)
+    assert few.waiting >= 500
+
+
+def test_a_page_of_large_records_has_few_of_them(crowd: Crowd) -> None:
+    """What a page looks at is measured in bytes too."""
+    crowd.hold()
+    crowd.wait([""] * 200, label=f'["o",{{"m":"{8000 * "x"}"}}]')
+    snapshot, commands = read(crowd, 200)
+    assert len(snapshot.waiters) == snapshot.waiting == 200
+    assert max(commands) < 60
+
+
+@pytest.mark.parametrize(("dead", "alive", "place"), [(1000, 0, 1), (0, 1000, 1001), (500, 500, 501)])
+def test_a_position_far_behind_is_a_sample(crowd: Crowd, dead: int, alive: int, place: int) -> None:
+    """It is exact where all ahead live, or all are dead, and an estimate in between; it looks at few of them."""
+    crowd.hold()
+    crowd.wait_and_die([""] * dead)
+    crowd.wait([""] * alive)
+    crowd.ask("last")
+    crowd.now_ms += GONE_MS
+    assert crowd.call("position", "last")[0] == pytest.approx(place, abs=0 if not dead or not alive else 30)
+    assert crowd.commands < MOST_COMMANDS
