@@ -65,7 +65,7 @@ async def test_a_pool_with_keys_and_rates_loses_a_key(
     assert (await pool.inspect()).in_use == 0
 
 
-@pytest.mark.parametrize("lost", ["holders", "queue", "waiters"])
+@pytest.mark.parametrize("lost", ["state", "holders", "queue", "waiters"])
 async def test_all_is_released_at_once(client: Redlease, raw: redis.asyncio.Redis, prefix: str, lost: str) -> None:
     """`release_all` frees what is held after a loss."""
     pool = client.semaphore("r", capacity=2)
