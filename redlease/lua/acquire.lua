@@ -149,7 +149,7 @@ end
 
 local queued_since = false
 if record then
-  local its_weight, its_fence, _, since, its_place, its_request = parse(record)
+  local its_weight, its_fence, _, since, its_place, its_request, its_label = parse(record)
   local kept, was_until
   if its_fence ~= '0' then
     was_until = tonumber(call('ZSCORE', holders, ticket) or 0)
@@ -161,7 +161,11 @@ if record then
   if kept then
     if string.find(its_fence, '^0.') then return {tag, WITHDRAWN, 1} end
     if its_weight ~= weight then return {tag, OTHER_WEIGHT, its_weight} end
-    if entry_of(ticket) ~= key then return {tag, OTHER_WEIGHT, its_weight, 1} end
+    if entry_of(ticket) ~= key then
+      local is_its_own = key and its_label == label and string.find(label, ',"' .. key .. '"]', 1, true)
+      if not is_its_own then return {tag, OTHER_WEIGHT, its_weight, 1} end
+      set('v', '0') -- what else told of its key was lost, see parts/repair.lua
+    end
     -- A late copy, sent before its client moved to a new place, must not bind the ticket to the old place again. Epochs
     -- of different clients are not comparable: a request passed on to another client continues with that client's place.
     if share.is_late(its_place, its_request, request, place) then return {tag, WITHDRAWN} end

@@ -192,3 +192,18 @@ async def test_damage_is_a_change_to_those_who_watch(
         await pool.release(other)
         (damaged,) = (await anext(snapshots)).damaged
         assert damaged == DamagedEntry("holder", "damaged", "its record is missing", damaged.until_ms)
+
+
+async def test_a_permit_whose_key_is_lost_is_granted_again_to_its_ticket(
+    client: Redlease, raw: redis.asyncio.Redis, keys: Resource
+) -> None:
+    """A repeated request gets its permit, and is not told that it asked with another key than before."""
+    pool = client.semaphore("gpu", capacity=3, per_key=1)
+    permit = await pool.acquire(ticket="again", key="a")
+    await pool.acquire(ticket="other", key="b")
+    await raw.hdel(keys.keys[0], "pagain")
+    await raw.zrem(keys.keys[1], "other")  # so that as many fields are there as entries need
+    assert (await pool.acquire(ticket="again", key="a")).fence == permit.fence
+    assert await pool.try_acquire(key="a") is None
+    assert await pool.release(permit)
+    assert await pool.try_acquire(key="a")
