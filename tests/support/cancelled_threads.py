@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dis
 import faulthandler
 import gc
 import random
@@ -19,6 +20,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from redlease.sync import Redlease
+from redlease.sync.thread import background
 from redlease.sync.thread.background import process
 
 if TYPE_CHECKING:
@@ -220,6 +222,32 @@ def _stopped_at(client: Redlease, name: str, kind: str, step: int) -> bool:
     return False
 
 
+def at_the_jump(client: Redlease, _: int) -> None:
+    """Raise where a thread begins the next slice of a wait, at which the interpreter may do so as well."""
+    lock, jumps = client.lock("r"), 0
+    background.SLICE_S = 0.01
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        nonlocal jumps
+        if frame.f_code.co_filename != background.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and "JUMP_BACKWARD" in dis.opname[frame.f_code.co_code[frame.f_lasti]]:
+            jumps += 1
+            sys.settrace(None)
+            raise Stop
+        return trace
+
+    with lock.hold():
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for them only once a frame has said so
+        with contextlib.suppress(Stop):
+            sys.settrace(trace)
+            lock.acquire(timeout=5)
+        sys.settrace(None)
+        assert jumps == 1
+        assert not lock.inspect().waiters
+
+
 def check_free(client: Redlease, name: str, after: object) -> None:
     """Fail if anything is held, though what was raised, and all that it refers to, is still there."""
     for resource, capacity in ((name, 1), (f"{name} pool", 2)):
@@ -227,7 +255,7 @@ def check_free(client: Redlease, name: str, after: object) -> None:
         assert pool.acquire(weight=capacity, timeout=2), (resource, after)
 
 
-KINDS = {"waiting": waiting, "working": working, "at-each-step": at_each_step}
+KINDS = {"waiting": waiting, "working": working, "at-each-step": at_each_step, "at-the-jump": at_the_jump}
 
 if __name__ == "__main__":
     sys.setswitchinterval(1e-6)  # so that exceptions come between any two steps

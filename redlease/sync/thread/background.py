@@ -210,8 +210,8 @@ class Background:
         call = Call(self, client, work, undo, must_finish=must_finish, context=context)
         try:
             self.post(call.start)
-            while not call.done.acquire(True, SLICE_S):
-                self._check_wait()
+            if not call.done.acquire(True, SLICE_S):
+                self._wait_for(call)
             error = call.error
         except BaseException:
             # However often it is interrupted: the interpreter looks for signals after a call of C, not before it.
@@ -233,10 +233,15 @@ class Background:
         finally:
             del error, call  # the error's traceback refers to this frame
 
-    def _check_wait(self) -> None:
-        """Raises RedleaseError if nobody will end the wait, as the call is of a signal handler that came too late."""
-        if self.orphaned or (self.exits and get_ident() == threading.main_thread().ident):
-            raise RedleaseError(CLOSED)
+    def _wait_for(self, call: Call[Any]) -> None:
+        """Waits on. A function of its own: from Python 3.12 on, the jump of a loop is in no `try` that is around it.
+
+        Raises:
+            RedleaseError: Nobody will end the wait, as the call is of a signal handler that came too late.
+        """
+        while not call.done.acquire(True, SLICE_S):
+            if self.orphaned or (self.exits and get_ident() == threading.main_thread().ident):
+                raise RedleaseError(CLOSED)
 
     @property
     def is_own_thread(self) -> bool:

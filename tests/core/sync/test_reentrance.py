@@ -38,6 +38,11 @@ def test_an_exception_at_any_step_leaves_nothing(url: str, prefix: str) -> None:
     assert outcome("cancelled_threads.py", "at-each-step", url, prefix, 1) == "free"
 
 
+def test_an_exception_between_two_slices_of_a_wait_ends_it(url: str, prefix: str) -> None:
+    """The jump back of the loop that waits is a step at which one may come: the request is out of the queue."""
+    assert outcome("cancelled_threads.py", "at-the-jump", url, prefix, 1) == "free"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["waiting", "working"])
 def test_an_exception_from_another_thread_ends_a_wait(url: str, prefix: str, kind: str, is_long: bool) -> None:
