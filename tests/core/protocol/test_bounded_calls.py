@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease.protocol.encoding import Resource
 from redlease.protocol.replies import Status
 from redlease.protocol.snapshots import Reading
 
@@ -103,7 +102,7 @@ def test_older_requests_are_replaced_bit_by_bit(crowd: Crowd, key: str) -> None:
 
 def read(crowd: Crowd, limit: int, counted: int = 5000) -> tuple[Any, list[int]]:
     """Return a snapshot, and the commands of each page."""
-    reading, commands = Reading(Resource("model", "r"), 1, limit, counted), []
+    reading, commands = Reading("r", 1, limit, counted), []
     while (args := reading.args) is not None:
         reading.add(crowd.call("inspect", *args))
         commands.append(crowd.commands)
