@@ -27,6 +27,7 @@ from redlease_temporal.payloads import locks
 from . import metrics
 from .backend import Backend
 from .hold import Hold, HoldRequest, OnLost, shielded
+from .requests import Asked
 from .run import Run, current, ticket_of
 
 
@@ -45,18 +46,6 @@ class Units(NamedTuple):
     def total(self) -> int:
         """The weight of the permit that is acquired."""
         return self.weight * self.pool._unit
-
-
-class Asked(NamedTuple):
-    """The checked parameters of an acquire. `weight`: in units of the resource; `key`: None for that of the run."""
-
-    ticket: str | None
-    weight: int
-    owner: str | None
-    metadata: dict[str, str]
-    key: str | None = None
-    share: float = 1
-    full: WhenFull = WAITS
 
 
 class Semaphore:

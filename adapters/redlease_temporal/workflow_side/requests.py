@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 from temporalio import workflow
 
+from redlease.limits import WAITS, WhenFull
 from redlease_temporal.payloads.coordinator import Adoption, Requester
 from redlease_temporal.payloads.locks import AcquireCall, AdoptCall
+
+
+class Asked(NamedTuple):
+    """The checked parameters of an acquire. `weight`: in units of the resource; `key`: None for that of the run."""
+
+    ticket: str | None
+    weight: int
+    owner: str | None
+    metadata: dict[str, str]
+    key: str | None = None
+    share: float = 1
+    full: WhenFull = WAITS
 
 
 def original_run_of(info: workflow.Info) -> str:

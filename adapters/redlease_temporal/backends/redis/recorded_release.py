@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from temporalio.service import RPCError
 
@@ -19,19 +19,28 @@ from redlease_temporal.common.lasting import Once, lasting
 from .registry import TicketRecord
 from .relay import Relay
 
-if TYPE_CHECKING:
-    from .tracker import TicketTracker
-
 # The pauses between two questions: the first one, the longest one while the workflow task is under way, and the longest
 # one after that. A task that failed may be executed again at any time, and then record the same marker.
 PAUSES_S = (0.01, 0.5, 10.0)
 PAGE_EVENTS = 20  # the marker is among the first events after the workflow task
 
 
+class RecordTracker(Protocol):
+    """What tracks the record."""
+
+    record: TicketRecord
+
+    def stop(self) -> None:
+        """Stops its tasks and leaves the state in Redis as it is."""
+
+    async def over(self) -> None:
+        """Drops the record: nothing is left to do for it."""
+
+
 class RecordedRelease:
     """The release that is noted in the record of a tracker, if there is one."""
 
-    def __init__(self, relay: Relay, tracker: TicketTracker) -> None:
+    def __init__(self, relay: Relay, tracker: RecordTracker) -> None:
         self._relay = relay
         self._tracker = tracker
         self._once = Once()

@@ -30,6 +30,7 @@ from .recorded_release import RecordedRelease
 from .registry import TicketRecord
 from .relay import Relay
 from .telling import BY_SIGNAL_TOKEN, tell_of_grant, tell_of_loss
+from .tracker_errors import GoneError, LapsedError, LostError, RefusedError
 
 logger = logging.getLogger("redlease.temporal")
 
@@ -38,26 +39,6 @@ NOTICE_S = 2.0  # how often a renewal checks for waiters: services that queue do
 FIRST_LOOK_S = 1.0  # when a new hold is first checked: most are released earlier and cost no check
 GIVING_UP_S = 1.0  # a run that gives up its wait reports that to the server within this time
 ANSWER_S = 5.0  # how long the Temporal server may take to answer
-
-
-class _GoneError(Exception):
-    """Another relay owns the record, or the record was dropped."""
-
-
-class _LapsedError(Exception):
-    """The queue entry expired or was removed."""
-
-
-class _RefusedError(Exception):
-    """The server refused to queue the request."""
-
-    def __init__(self, why: RedleaseError | ValueError) -> None:
-        super().__init__()
-        self.why = why
-
-
-class _LostError(Exception):
-    """The permit is lost, and the run may already believe that it holds it."""
 
 
 class TicketTracker:
@@ -222,27 +203,27 @@ class TicketTracker:
                 while not record.token:  # until the waiting activity starts, or the run ends
                     await self._pause(None)
             await self._keep()
-        except _LostError:
+        except LostError:
             await self._signal_loss()
             await self.over()
-        except _GoneError:
+        except GoneError:
             self._relay.forget(self)
-        except _RefusedError as refused:
+        except RefusedError as refused:
             await self._refuse(refused.why)
 
     async def _requeue_after_lapse(self) -> None:
         """Forgets a grant that expired before the history recorded it, so that the request is queued again.
 
         Raises:
-            _LostError: The run may believe that it holds the permit.
+            LostError: The run may believe that it holds the permit.
         """
         if self.at_once and self._standing.done():
             # The marker may still be recorded: the workflow task may be waiting for other local activities.
-            raise _LostError
+            raise LostError
         while self._told:
             recorded = await self._answered(self._is_recorded())
             if recorded:
-                raise _LostError
+                raise LostError
             self._told = recorded is None
             if self._told:
                 await self._pause(self._renewal_s)
@@ -259,10 +240,10 @@ class TicketTracker:
         while granted is None:
             try:
                 granted = await self._wait_in_queue()
-            except _LapsedError:
+            except LapsedError:
                 await self._save()
             except (RedleaseError, ValueError) as error:
-                raise _RefusedError(error) from error
+                raise RefusedError(error) from error
         record.fence, record.granted_at_ms, record.capacity = granted.fence, granted.granted_at_ms, granted.capacity
         record.recorded = False
         await self._save()
@@ -279,9 +260,9 @@ class TicketTracker:
             key=record.key,
         )
         # After a suspension this process must not queue again before _save() has shown that it still owns the record.
-        granted = await self._tickets.queue(ask, on_queued=self._queued, on_lapsed=_LapsedError, full=record.when_full)
+        granted = await self._tickets.queue(ask, on_queued=self._queued, on_lapsed=LapsedError, full=record.when_full)
         if granted is None:
-            raise _GoneError
+            raise GoneError
         return granted
 
     def _queued(self, queued: Queued) -> None:
@@ -415,7 +396,7 @@ class TicketTracker:
 
     async def _save(self) -> None:
         if not await self._relay.registry.put(self.record):
-            raise _GoneError
+            raise GoneError
 
     async def _renew(self) -> bool:
         """Renews the permit for its full lease; returns whether it is still held."""
