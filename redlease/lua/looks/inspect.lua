@@ -54,7 +54,8 @@ elseif after_deadline then -- it is gone, or renewed
   at = call('ZCOUNT', holders, '-inf', format('(%.17g', after_deadline))
 end
 local held, permits, delay, is_enough, met = {}, 0, tonumber(was[16] or 0), false, 0
-local listed = call('ZRANGE', holders, at, at + rest, 'WITHSCORES')
+-- Who was granted while the pages of waiters are read is not listed: the units in use are those of the first page.
+local listed = after_entry and {} or call('ZRANGE', holders, at, at + rest, 'WITHSCORES')
 for i = 1, #listed, 2 do
   local name, ends = listed[i], tonumber(listed[i + 1])
   is_enough = ends > now and permits >= most_holders
@@ -76,7 +77,7 @@ for i = 1, #listed, 2 do
   end
 end
 if is_first and at >= count then used = met end -- it has come by all of them
-local is_last = is_enough or at >= count
+local is_last = after_entry or is_enough or at >= count
 
 local queued, waiting = {}, 0
 if is_last then

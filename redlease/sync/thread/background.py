@@ -28,6 +28,7 @@ from typing import Any, Generic, TypeVar
 
 import redlease
 from redlease.errors import RedleaseError
+from redlease.log import about
 from redlease.transport.base import CLOSED
 
 T = TypeVar("T")
@@ -326,7 +327,9 @@ class Background:
 
     def _report(self, error: BaseException) -> None:
         self.why = f"redlease's background thread was ended by {error!r}, and holds nothing any more. Call again"
-        logger.critical("redlease's background thread was ended: permits are no longer renewed", exc_info=error)
+        logger.critical(
+            "the thread of redlease.sync was ended: nothing is renewed any more", exc_info=error, extra=about()
+        )
 
     def _end(self) -> None:
         """Ends what threads wait for, in whatever way the loop has ended, so that none waits for ever."""
@@ -349,7 +352,7 @@ class Background:
             try:
                 self.posted.popleft()()
             except Exception:
-                logger.exception("redlease: an exception that it did not expect")
+                logger.exception("a call from another thread failed unexpectedly", extra=about())
 
     def end_calls(self, client: object) -> None:
         """Ends what threads still wait for of a client that is closed."""
