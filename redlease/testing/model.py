@@ -238,7 +238,7 @@ class Model(ResourceState):
     def make_room(self, most: int, key: str | None = None) -> int:
         """Remove dead waiters, those of a key or any, until one more may wait; return how many wait then."""
         waiting = [queued for queued in self.waiters() if key in {None, queued.key}]
-        for queued in waiting:
+        for queued in waiting if most else ():  # where none may wait, nobody is looked at
             if sum(other.ticket in self.queue for other in waiting) < most:
                 break
             if not self.is_live(queued) and queued.ticket in self.queue:

@@ -28,24 +28,26 @@ if TYPE_CHECKING:
 
 BACKENDS = ["redis", "slots", "coordinator"]
 # What each backend has of these: slots have no read-write locks.
-KINDS = [(backend, how) for backend in BACKENDS for how in ("hold", "adopt", "all_of", "rwlock")]
-KINDS = [each for each in KINDS if each != ("slots", "rwlock")]
+WAYS = ("hold", "adopt", "all_of", "rwlock")
+KINDS = [(backend, how, 1000) for backend in BACKENDS for how in WAYS if (backend, how) != ("slots", "rwlock")]
+KINDS += [(backend, "hold", 0) for backend in BACKENDS]  # without a cache of workflows
 LOST_WITHIN = 10.0
 
 
-@pytest.fixture(params=["cached", "uncached"])
-def cached(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The options of a worker with a cache of workflows, and of one with none."""
-    return {} if request.param == "cached" else {"max_cached_workflows": 0}
+@pytest.fixture
+def cache(request: pytest.FixtureRequest) -> int:
+    """How many workflows the worker caches."""
+    return int(getattr(request, "param", 1000))
 
 
 @pytest.fixture
-async def client(place: Place, cached: dict[str, Any]) -> AsyncIterator[Client]:
+async def client(place: Place, cache: int, quiet: Quiet) -> AsyncIterator[Client]:
     """A client with the plugin, beside a worker."""
     Ledger.clear()
     Mend.mended = False
     Lingering.begun, Lingering.over = asyncio.Event(), asyncio.Event()
-    async with place.serving([*WORKFLOWS, Actor], ACTIVITIES, worker=cached) as client:
+    quiet.allow("max_cached_workflows")
+    async with place.serving([*WORKFLOWS, Actor], ACTIVITIES, worker={"max_cached_workflows": cache}) as client:
         yield client
 
 
@@ -82,7 +84,7 @@ def nobody_wrote_late() -> None:
     assert Ledger.stale == []
 
 
-@pytest.mark.parametrize(("backend", "how"), KINDS)
+@pytest.mark.parametrize(("backend", "how", "cache"), KINDS, indirect=["cache"])
 async def test_a_signal_in_the_last_task(client: Client, task_queue: str, backend: str, how: str) -> None:
     """A run that has left its block, and whose task is executed again since a signal came, is never beside another."""
     bench = Bench(client, task_queue, backend)
@@ -101,7 +103,7 @@ async def test_a_signal_in_the_last_task(client: Client, task_queue: str, backen
 
 
 @pytest.mark.parametrize("mistake", ["error", "group"])
-@pytest.mark.parametrize(("backend", "how"), KINDS)
+@pytest.mark.parametrize(("backend", "how", "cache"), KINDS, indirect=["cache"])
 async def test_a_mistake_in_the_body(
     client: Client, task_queue: str, backend: str, how: str, mistake: str, quiet: Quiet
 ) -> None:
@@ -125,7 +127,7 @@ async def test_a_mistake_in_the_body(
     await replays(mistaken)
 
 
-@pytest.mark.parametrize(("backend", "how"), KINDS)
+@pytest.mark.parametrize(("backend", "how", "cache"), KINDS, indirect=["cache"])
 async def test_a_closed_run_is_reset_into_its_block(client: Client, task_queue: str, backend: str, how: str) -> None:
     """The run that begins again learns at once that it has no permit, and writes nothing beside the one that has it."""
     bench = Bench(client, task_queue, backend)
