@@ -61,8 +61,8 @@ local function replace(other)
   return true
 end
 
-if ends_holders then
-  reap()
+if ends_holders then reap() end
+if ends_holders and left > 0 then -- else expired permits may count as used: it is sent again
   -- Limits count as far as they last: a pause, the time without a token and that after an answer of a vendor end by themselves.
   local lacking = used + weight - capacity
   for _, kind in ipairs({'pause', 'back', 'rate'}) do

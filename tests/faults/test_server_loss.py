@@ -164,7 +164,7 @@ async def test_scripts_that_the_server_forgot(server: Server, make_client: MakeC
     """SCRIPT FLUSH in the middle of things costs nobody a permit or an error."""
     clients = [await make_client(url=server.url) for _ in range(2)]
     pools = [client.semaphore("r", capacity=2, lease=1) for client in clients]
-    kept = await clients[0].lock("kept", lease=1).hold()
+    kept = await clients[0].lock("kept", lease=2).hold()
     stop = asyncio.Event()
     inside = 0
 

@@ -10,7 +10,7 @@
 -- long or does not fit together, all places lapse, so that the clients queue again.
 was.stored, was.waiting = call('HLEN', state), call('ZCARD', queue) -- no locals: each makes every call allocate more
 was.is_damaged = was.stored ~= was.count + used - excess + was.waiting + turns.count + turns.keys
-  or (used > 0 and not was[2]) or was[18] == '0'
+  or (used > 0 and not was[2]) or (used == excess and excess ~= 0) or was[18] == '0'
 if was.is_damaged or (was.is_due and was.stored > 0 and was.stored <= 200) then
 (function() -- a function of its own, so that its locals enlarge no other call's stack
 local OF_KEYS, HEADS, REST = 4503599627370496, 2251799813685248, 4503599627370496 -- see queue.lua and turns.lua
@@ -48,9 +48,10 @@ end
 -- is not to be known.
 local function key_told(name, ends, label)
   if ends >= OF_KEYS then return '1 0 ' .. (string.match(name, '^\255%a+ (.*)$') or '') end
-  if not string.find(label, '},%s*".*"%]$') then return end
-  local key = string.match(label, '^.*},%s*"([^"\\]*)"%]$')
-  return key and '1 0 ' .. key or false
+  if string.sub(label, -2) ~= '"]' then return end
+  -- From its end: a search from its start would try each place at which metadata look like it.
+  local key = string.match(string.reverse(label), '^%]"([^"\\]*)"%s*,}')
+  return key and '1 0 ' .. string.reverse(key) or false
 end
 
 local function holder(name, ends, text, of_key)

@@ -63,7 +63,9 @@ local function look(field, ranks, is_full)
   local text = format('%d', complete) .. (began and format(' %d %d %s ', began, wait_ms and us or 0, score) .. entry or '')
   if text ~= (known or '0') then
     local from, to, head = ranks()
-    local added = from == to and not head and -call('HDEL', state, field) or call('HSET', state, field, text)
+    -- It fails for lack of memory: then the next call begins where this one did.
+    local written = from == to and not head and -call('HDEL', state, field) or redis.pcall('HSET', state, field, text)
+    local added = type(written) == 'number' and written or 0
     if field ~= 'l' then turns.keys = turns.keys + added end
   end
   if turns.store then

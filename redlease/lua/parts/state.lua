@@ -22,6 +22,7 @@ local function read(ticket, check_ms)
   declared = was[4] and tonumber(was[4]) or 0
   capacity = was[3] and tonumber(was[3]) or declared
   sequence, expires = was[5] and tonumber(was[5]) or 0, was[6] and tonumber(was[6]) or 0
+  if expires < 0 then return end -- stored in another form, see form.lua
   tombstones, watched = was[7] and tonumber(was[7]) or 0, was[8] and tonumber(was[8]) or 0
   record = was[9]
   if was[12] then
@@ -35,8 +36,12 @@ local function read(ticket, check_ms)
   if was[11] then
     local count, virtual, start, numbers, raised, limits, keys =
       string.match(was[11], '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+) (%d+)$')
-    turns.count, turns.virtual, turns.start, turns.numbers = count + 0, virtual + 0, start + 0, numbers + 0
-    turns.raised, turns.limits, turns.keys = raised + 0, limits + 0, keys + 0
+    if keys then
+      turns.count, turns.virtual, turns.start, turns.numbers = count + 0, virtual + 0, start + 0, numbers + 0
+      turns.raised, turns.limits, turns.keys = raised + 0, limits + 0, keys + 0
+    else
+      was[11], was[18] = false, '0' -- it was overwritten: repair.lua writes it again
+    end
   end
 end
 

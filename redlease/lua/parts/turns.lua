@@ -180,6 +180,7 @@ end
 
 -- Adds units to those that a key has in use, or takes them away.
 function turns.use(key, units)
+  if key == '' then return end -- of the limit for each key, which has no units
   local held, number, head = read_key(key)
   write_key(key, held + units, number, head, turns.virtual)
 end
