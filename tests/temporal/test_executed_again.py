@@ -160,7 +160,7 @@ async def test_a_closed_run_is_reset_to_before_its_grant(client: Client, task_qu
     fence = await steady.result()
     after = await bench.start(Steady.run, bench.on, "hold", None)
     held = await after.execute_update(Steady.until_held)
-    again = await reset(client, steady, 1)
+    again = await reset(client, steady, 1, reapply=False)
     await bench.until_waiting(await bench.actor(), 1)
     await after.signal(Steady.proceed)
     assert await again.result() > held > fence

@@ -298,37 +298,40 @@ class RunMonitor:
         Raises:
             RPCError: The server did not return the history.
         """
-        result = await self._found_after(run, event_id, _Evidence(local_id, wait_id), PAGE)
+        result, _ = await self._found_after(run, event_id, _Evidence(local_id, wait_id), PAGE)
         return await self._has_fence(result, fence) if isinstance(result, Payloads) else result
 
-    async def has_marker(self, run: RunKey, event_id: int, local_id: str, *, page_events: int) -> bool | None:
-        """Whether the history of a run, after an event, has the marker of a local activity.
+    async def has_marker(
+        self, run: RunKey, event_id: int, local_id: str, *, page_events: int
+    ) -> tuple[bool | None, int]:
+        """Whether the history of a run, after an event, has the marker of a local activity; and its last event.
 
-        Returns None if nothing follows the event yet; False does not mean that the marker can not come any more.
+        None if nothing follows the event yet; False does not mean that the marker can not come any more.
 
         Raises:
             RPCError: The server did not return the history.
         """
-        result = await self._found_after(run, event_id, _Evidence(local_id, ""), page_events)
-        return isinstance(result, Payloads) or result
+        result, last = await self._found_after(run, event_id, _Evidence(local_id, ""), page_events)
+        return isinstance(result, Payloads) or result, max(last, event_id)
 
     async def _found_after(
         self, run: RunKey, event_id: int, evidence: _Evidence, page_events: int
-    ) -> Payloads | Literal[False] | None:
-        """What the evidence finds after an event, or False; None if nothing follows the event."""
-        page = b""
+    ) -> tuple[Payloads | Literal[False] | None, int]:
+        """What the evidence finds after an event, or False; None if nothing follows the event. And the last event."""
+        page, last = b"", 0
         while True:
             first = not page
             events, page = await self._last_events(*run, page, page_events)
-            if first and events[0].event_id <= event_id:
-                return None
+            last = events[0].event_id if first else last
+            if first and last <= event_id:
+                return None, last
             for event in events:
                 if event.event_id <= event_id:
-                    return False
+                    return False, last
                 if (result := evidence.found_in(event)) is not None:
-                    return result
+                    return result, last
             if not page:
-                return False
+                return False, last
 
     async def has_received(self, run: RunKey, event_id: int, fence: int) -> bool | None:
         """Whether the Nexus operation that an event of the run scheduled has returned this grant to it.

@@ -211,13 +211,11 @@ class Granted:
     Attributes:
         request: The request that was granted.
         keeper: The workflow that granted it; empty if Redis did.
-        run_id: The run that requested it. After a reset the server delivers the signals of the old run to the new one.
     """
 
     permit: Permit
     request: str = ""
     keeper: str = ""
-    run_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class Hold:
         The answer comes in the workflow task that begins again. Until then no activity runs under the permit if it is
         lost, since each one asks before it runs.
         """
-        while not (self._ended or self.lost):
+        while not (self._has_ended() or self.lost):
             try:
                 resumed = await self._pool.resume(self.permit)
             except LeaseLost:
@@ -141,7 +141,9 @@ class Hold:
             except Unavailable:
                 await asyncio.sleep(RETRY_S)
             else:
-                if resumed.weight < self.permit.weight:
+                if self._has_ended():  # its release may have come before this
+                    await self._pool.end(resumed)
+                elif resumed.weight < self.permit.weight:
                     self.lose("its run was reset after a downgrade", replaced=True)
                 return
 
@@ -188,6 +190,9 @@ class Hold:
 
     def _measure(self) -> None:
         metrics.held(self.permit.resource, self._run.resource_label, workflow.now() - self._began)
+
+    def _has_ended(self) -> bool:
+        return self._ended
 
     def _end(self) -> None:
         self._ended = True

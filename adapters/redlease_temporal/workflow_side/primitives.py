@@ -48,6 +48,9 @@ class Units(NamedTuple):
         return self.weight * self.pool._unit
 
 
+AGAIN = ""  # the name under which a run numbers its confirmations: no resource has it
+
+
 class Semaphore:
     """At most `capacity` units of a resource are held at once, granted in the order of arrival. Made by `semaphore`.
 
@@ -355,8 +358,10 @@ class Semaphore:
         queue: bool = True,
         on_close: locks.OnClose = "release",
         max_hold_ms: int | None = None,
+        number: str = "",
     ) -> locks.AcquireCall:
-        info, number = workflow.info(), run.number(self.name)
+        info = workflow.info()
+        number = number or str(run.number(self.name))
         key, share = asked.key, asked.share
         if key is None:
             key, share = locks.turn_of(info.priority) if self._backend.has_turns else ("", 1)
@@ -389,7 +394,8 @@ class Semaphore:
         return permit
 
     async def _within(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
-        if wish.full == "refuse" or timeout == timedelta(0):
+        limits_of_waiters = (self._terms.max_waiters, self._terms.max_waiters_per_key)
+        if wish.full == "refuse" or timeout == timedelta(0) or 0 in limits_of_waiters:
             await self._backend.settle(run)
         if wish.full != "refuse":
             return await self._backend.acquire(run, wish, timeout)
@@ -420,7 +426,9 @@ class HeldPermit:
     async def resume(self, permit: Permit) -> Permit:
         """Takes over the permit for the run, which was reset, with its fence as it is."""
         asked = Asked(permit.ticket, permit.weight, None, permit.metadata, permit.key or "")
-        wish, before = self._pool._wish(self._run, asked), self._wish
+        # Not one of the run's requests: these have the numbers that they had before the reset.
+        number = f"again{self._run.number(AGAIN)}"
+        wish, before = self._pool._wish(self._run, asked, number=number), self._wish
         wish = dataclasses.replace(wish, on_close=before.on_close, max_hold_ms=before.max_hold_ms)
         call = locks.AdoptCall(self._terms, permit, wish, refence=False, resumes=True)
         return await self._backend.adopt(self._run, call)

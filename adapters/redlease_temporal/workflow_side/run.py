@@ -57,6 +57,7 @@ class Run:
         releases: The releases of each resource that are under way.
         released_at: The history length when each resource was last released.
         resets: How often the server has reset the run.
+        confirming: The tasks that ask what the run still has after a reset.
         on_reset: What else to do after a reset.
         requests: The tasks that make requests, and how often each had been cancelled before.
     """
@@ -73,6 +74,7 @@ class Run:
     releases: dict[str, set[asyncio.Future[Any]]] = field(default_factory=dict)
     released_at: dict[str, int] = field(default_factory=dict)
     resets: int = 0
+    confirming: list[asyncio.Task[None]] = field(default_factory=list)
     on_reset: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
     requests: list[tuple[asyncio.Task[Any], int]] = field(default_factory=list)
 
@@ -105,7 +107,10 @@ class Run:
         """The server has reset the run: what it held may be another's, and nobody knows of its requests any more."""
         self.resets += 1
         for confirm in (*(held.confirm for held in self.holds), *self.on_reset):
-            self.background(confirm())
+            # The run may end before the answer comes: only a local activity that is under way holds it up.
+            task = asyncio.create_task(confirm())
+            task.add_done_callback(retrieve_exception)
+            self.confirming.append(task)
 
     @contextlib.contextmanager
     def requesting(self) -> Iterator[None]:
@@ -146,23 +151,10 @@ class Run:
 
     def on_granted(self, granted: Granted) -> None:
         """Handles the signal of a grant: from a relay if waiting is by signal, or from the resource's keeper."""
-        if self._is_stale(granted):
-            return
         if granted.keeper:
             self.mailbox.on_granted(granted)
         else:
             self.granted[granted.permit.resource, granted.permit.ticket] = granted.permit
-
-    def _is_stale(self, granted: Granted) -> bool:
-        """Whether a grant is for the run that this one was reset from, so that this one asks again.
-
-        The server gives a reset run the signals again that came after the reset point. Those that came before it are
-        in its history, where this code read them as its own. A patch tells the two apart: it is new code in the first
-        case, and in the second one code that the history does not know.
-        """
-        info = workflow.info()
-        is_of_former_run = granted.run_id != info.run_id and granted.request.startswith(f"{original_run_of(info)}/")
-        return is_of_former_run and workflow.patched(f"redlease: {granted.request}")
 
     def on_lost(self, lost: Lost) -> None:
         """Handles the signal of a loss, which a relay may send more than once, and late."""
@@ -234,7 +226,7 @@ def read_guards(headers: Mapping[str, Payload]) -> list[Guard]:
     return [] if payload is None else [Guard(*guard[:4]) for guard in json.loads(payload.data)]
 
 
-def ticket_of(info: workflow.Info, number: int) -> str:
+def ticket_of(info: workflow.Info, number: str) -> str:
     """The ticket of a run's request: the same in every replay and after a reset."""
     ticket = f"{info.namespace}/{info.workflow_id}/{original_run_of(info)}/{number}"
     if len(ticket.encode()) <= limits.TICKET_BYTES_MAX:

@@ -267,7 +267,7 @@ def _signal_of(keeper: str, effect: Notification) -> tuple[str, object]:
             effect.to.request, effect.error, f"resource {resource!r}: {effect.why}"
         )
     if effect.kind == "granted":
-        return locks.GRANTED_SIGNAL, locks.Granted(permit, effect.to.request, keeper, effect.to.run_id)
+        return locks.GRANTED_SIGNAL, locks.Granted(permit, effect.to.request, keeper)
     if effect.kind == "lost":
         return locks.LOST_SIGNAL, locks.Lost(resource, permit.ticket, permit.fence, effect.why, effect.replaced)
     return locks.CONFIRM_SIGNAL, locks.Confirm(resource, permit.ticket, permit.fence, keeper)

@@ -14,14 +14,16 @@ from typing import Protocol
 
 from temporalio.service import RPCError
 
+from redlease import clock
 from redlease_temporal.common.lasting import Once, lasting
 
 from .registry import TicketRecord
 from .relay import Relay
 
-# The pauses between two questions: the first one, the longest one while the workflow task is under way, and the longest
-# one after that. A task that failed may be executed again at any time, and then record the same marker.
+# The pauses between two questions: the first one, the longest one while the workflow task may be executed for the first
+# time, and the longest one after that. A task that failed may be executed again at any time, and record it then.
 PAUSES_S = (0.01, 0.5, 10.0)
+FIRST_TIME_S = 15.0  # a workflow task takes no longer, unless it waits for local activities
 PAGE_EVENTS = 20  # the marker is among the first events after the workflow task
 
 
@@ -44,6 +46,7 @@ class RecordedRelease:
         self._relay = relay
         self._tracker = tracker
         self._once = Once()
+        self._seen_event = 0  # no event up to this one is the marker
         self._task: asyncio.Task[None] | None = None
         self._attempt: asyncio.Task[bool | None] | None = None
 
@@ -66,9 +69,11 @@ class RecordedRelease:
 
     async def _wait_for_marker(self) -> None:
         pause_s, under_way_s, later_s = PAUSES_S
+        began_ms = clock.now_ms()
         while (recorded := await self.attempt()) is not True:
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, under_way_s if recorded is None else later_s)
+            is_first = recorded is None and clock.now_ms() < began_ms + FIRST_TIME_S * 1000
+            pause_s = min(2 * pause_s, under_way_s if is_first else later_s)
 
     async def attempt(self) -> bool | None:
         """Carries the release out if it is recorded; returns whether it is, None if its task may be under way."""
@@ -89,14 +94,16 @@ class RecordedRelease:
         record = self._tracker.record
         if not record.release_id:
             return False
+        after = max(record.release_event, self._seen_event)
         try:
-            return await self._relay.monitor.has_marker(
-                (record.workflow_id, record.run_id), record.release_event, record.release_id, page_events=PAGE_EVENTS
+            recorded, self._seen_event = await self._relay.monitor.has_marker(
+                (record.workflow_id, record.run_id), after, record.release_id, page_events=PAGE_EVENTS
             )
         except RPCError as error:
             what = f"{self._tracker}: the Temporal server did not say whether the run has released the permit"
             self._once.tell(what, error)
             return None
+        return recorded
 
     async def carry_out(self) -> None:
         """Releases the permit, or withdraws the request."""
@@ -106,6 +113,14 @@ class RecordedRelease:
         else:  # whatever the request has got by now
             leaving = dataclasses.replace(record, fence=0)
         await self._relay.give_back(self._relay.tickets.resource(record.terms.resource), leaving)
+
+
+def keep_release(record: TicketRecord, before: TicketRecord) -> None:
+    """Keeps the release that was noted in the last record of a request, or of a permit under that fence."""
+    is_its_own = before.request == record.request or 0 < before.release_fence == record.fence
+    if before.release_id and is_its_own:
+        record.release_id, record.release_event = before.release_id, before.release_event
+        record.release_fence = before.release_fence
 
 
 def note_release(record: TicketRecord, leaving: TicketRecord) -> bool:

@@ -15,7 +15,7 @@ from redlease.tickets import GONE, label, lease_lost
 from redlease_temporal.payloads import locks
 
 from .caller_tracker import tracker_for
-from .recorded_release import note_release
+from .recorded_release import keep_release, note_release
 from .registry import TicketRecord, digest
 from .relay import LEAVE_MS, Relay
 from .tracker import TicketTracker
@@ -47,7 +47,7 @@ class Requests:
         record = self._new_record(wish)
         await self._release_recorded(wish.terms.resource)
         record = await self._claim(record, limit_ms=None)
-        tracker = tracker_for(self._relay, record, at_once=True)
+        tracker = self._tracker_of(record, at_once=True)
         self._relay.track(tracker)
         return dataclasses.replace(await tracker.standing(), salt=wish.salt)
 
@@ -61,7 +61,10 @@ class Requests:
 
     async def _release_recorded(self, resource: str) -> None:
         """Carries out the releases of a resource that are recorded by now: the next request need not wait for them."""
-        await asyncio.gather(*(each.attempt() for each in list(self._relay.releases) if each.resource == resource))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(AT_ONCE_S / 2):
+                attempts = [each.attempt() for each in list(self._relay.releases) if each.resource == resource]
+                await asyncio.gather(*attempts)
 
     async def wait(self, wish: locks.AcquireCall, token: bytes) -> None:
         """Has the relay complete the activity of this token when the request is granted."""
@@ -70,10 +73,10 @@ class Requests:
         # grant.
         record.local_id = record.wait_id
         await self._claim(record, limit_ms=LEAVE_MS)
-        tracker = tracker_for(self._relay, record)
+        tracker = self._tracker_of(record)
         tracker.attach(token)
-        await self._relay.registry.put(record)
         self._relay.track(tracker)
+        await self._relay.registry.put(record)
 
     async def release(self, giving: locks.ReleaseCall, *, patience_ms: float = AT_ONCE_S * 1000) -> locks.Released:
         """Releases a permit, or withdraws a request from the queue."""
@@ -176,9 +179,10 @@ class Requests:
                 raise lease_lost(permit.resource, permit.ticket, permit.fence, GONE)
             record.fence, record.granted_at_ms, _, record.weight, record.capacity, _ = adopted
             record.recorded = adopting.resumes
+            keep_release(record, known)
+            tracker = self._tracker_of(record, at_once=True)
+            self._relay.track(tracker)
             await self._relay.registry.put(record)
-        tracker = TicketTracker(self._relay, record, at_once=True)
-        self._relay.track(tracker)
         return tracker.permit
 
     async def renew(self, renewing: locks.RenewCall) -> Permit:
@@ -223,12 +227,17 @@ class Requests:
             if not isinstance(await self._relay.give_back(resource, known), bool):
                 raise TimeoutError  # the activity is retried
         record.arrival = known.arrival
+        keep_release(record, known)  # this may be a late copy: what its task has released since is still to be released
         if known.request == record.request and known.fence:
             record.fence, record.granted_at_ms, record.capacity = known.fence, known.granted_at_ms, known.capacity
-            # This may be a late copy: what its task has released since is still to be released.
-            record.release_id, record.release_event = known.release_id, known.release_event
-            record.release_fence = known.release_fence
         return record
+
+    def _tracker_of(self, record: TicketRecord, *, at_once: bool = False) -> TicketTracker:
+        """The next tracker of a record, to be given it at once: the last one may have got a release meanwhile."""
+        before = self._relay.trackers.get(record.id)
+        if before is not None:
+            keep_release(record, before.record)
+        return tracker_for(self._relay, record, at_once=at_once)
 
     def _new_record(self, wish: locks.AcquireCall) -> TicketRecord:
         """The initial record for a request of the activity's workflow run."""

@@ -235,9 +235,7 @@ class Slot:
         self._waiters += [each for each in line.waiters if each not in mine and each.requester.request not in known]
         for each in mine:
             self._taken = replace(self._taken, requester=each.requester, leaving=False)
-            granted = locks.Granted(
-                self._permit, each.requester.request, slot_id(self._resource, self._slot), each.requester.run_id
-            )
+            granted = locks.Granted(self._permit, each.requester.request, slot_id(self._resource, self._slot))
             await self._saying(signal(each.requester.workflow_id, locks.GRANTED_SIGNAL, granted))
 
     @workflow.signal
