@@ -85,7 +85,7 @@ def nobody_wrote_late() -> None:
 
 
 @pytest.mark.parametrize(("backend", "how", "cache"), KINDS, indirect=["cache"])
-async def test_a_signal_in_the_last_task(client: Client, task_queue: str, backend: str, how: str) -> None:
+async def test_a_signal_in_the_last_task(client: Client, task_queue: str, backend: str, how: str, cache: int) -> None:
     """A run that has left its block, and whose task is executed again since a signal came, is never beside another."""
     bench = Bench(client, task_queue, backend)
     entity = await bench.start(Entity.run, bench.on, how, 0.3, True, await taken(bench, how))
@@ -97,7 +97,7 @@ async def test_a_signal_in_the_last_task(client: Client, task_queue: str, backen
     done = await entity.result()
     assert await other.result() == 0
     nobody_wrote_late()
-    if backend == "redis":
+    if backend == "redis" and cache:
         assert done == 1  # the task that released was not recorded, so it holds on
     await replays(entity)
 

@@ -51,7 +51,11 @@ async def test_a_run_ends_after_its_last_request_is_given_up(
         assert not {"WORKFLOW_TASK_FAILED", "WORKFLOW_TASK_TIMED_OUT"} & set(await names_of(handle))
         monkeypatch.undo()
         await bench.do(actor, Actor.release, permit)
-        assert not (await bench.seen(actor)).waiters
+
+        async def nobody_waits() -> bool:
+            return not (await bench.seen(actor)).waiters
+
+        await eventually(nobody_waits)
         replayer = Replayer(workflows=[Leaving], plugins=[RedleasePlugin("redis://nowhere.invalid")])
         await replayer.replay_workflow(await handle.fetch_history())
 

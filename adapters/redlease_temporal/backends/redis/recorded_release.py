@@ -78,11 +78,14 @@ class RecordedRelease:
     async def attempt(self) -> bool | None:
         """Carries the release out if it is recorded; returns whether it is, None if its task may be under way."""
         if self._attempt is None or self._attempt.done():
-            self._attempt = asyncio.create_task(self._carried_out())
+            self._attempt = self._relay.spawn(self._carried_out())
         return await asyncio.shield(self._attempt)
 
     async def _carried_out(self) -> bool | None:
         recorded = await self.is_recorded()
+        current: object = self._relay.trackers.get(self._tracker.record.id)
+        if current is not self._tracker:
+            return None  # another tracker or relay has the record, and the release with it
         if recorded:
             self._tracker.stop()
             await self.carry_out()
