@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from redlease import QueueFull
+
 from helpers import cancel, eventually, queue_up, until_waiting
 
 if TYPE_CHECKING:
@@ -299,3 +301,18 @@ async def test_a_lifted_limit_keeps_nothing(client: Redlease, raw: redis.asyncio
     assert await pool.unlimit(key="acme")
     assert await raw.pttl(f"{prefix}:{{r}}:state") < 70_000
     assert await held_of(pool) == 2
+
+
+async def test_a_lifted_limit_for_each_key_after_a_refusal(client: Redlease) -> None:
+    """The resource works on, where a full queue had refused a request before the limit for each key was set."""
+    pool = client.semaphore("r", capacity=1, max_waiters=1)
+    permit = await pool.acquire()
+    waiting = await queue_up(pool, 1)
+    with pytest.raises(QueueFull):
+        await pool.acquire()
+    await pool.limit(per_key=5)
+    await pool.limit(3, key="acme")
+    assert await pool.unlimit()
+    assert await pool.release(permit)
+    await pool.release(await waiting[0])
+    assert await held_of(pool) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
@@ -181,5 +182,76 @@ class Steady:
         return hold.fence
 
 
-WORKFLOWS = [Entity, Mistaken, Steady]
+@workflow.defn
+class GivesUp:
+    """Gives up waiting in a task that goes on for a while, and stays open."""
+
+    def __init__(self) -> None:
+        self._gives_up = self._over = False
+
+    @workflow.signal
+    def give_up(self) -> None:
+        """Give up."""
+        self._gives_up = True
+
+    @workflow.signal
+    def end(self) -> None:
+        """End."""
+        self._over = True
+
+    @workflow.run
+    async def run(self, on: On) -> None:
+        """Wait in vain."""
+        waiting = asyncio.ensure_future(on.pool().hold())
+        await workflow.wait_condition(lambda: self._gives_up)
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        await workflow.execute_local_activity(linger, start_to_close_timeout=timedelta(seconds=9))
+        await workflow.wait_condition(lambda: self._over)
+
+
+@workflow.defn(sandboxed=False)
+class MendedAfterReset:
+    """A body with a mistake behind an activity; mended, it ends in the task in which a reset run begins again."""
+
+    def __init__(self) -> None:
+        self._is_out = self._over = False
+
+    @workflow.query
+    def is_out(self) -> bool:
+        """Whether the block has ended."""
+        return self._is_out
+
+    @workflow.signal
+    def end(self) -> None:
+        """End."""
+        self._over = True
+
+    @workflow.run
+    async def run(self, on: On) -> None:
+        """Hold for one write."""
+        async with on.pool().hold() as hold:
+            await write_under(hold.fence)
+            if not Mend.mended:
+                raise KeyError("as asked")
+        self._is_out = True
+        await workflow.wait_condition(lambda: self._over)
+
+
+@workflow.defn
+class TwiceInOneTask:
+    """Holds twice in one workflow task, where nobody may wait."""
+
+    @workflow.run
+    async def run(self, on: On) -> list[int]:
+        """Return both fences."""
+        fences = []
+        for _ in range(2):
+            async with on.pool().hold() as hold:
+                fences.append(hold.fence)
+        return fences
+
+
+WORKFLOWS = [Entity, GivesUp, MendedAfterReset, Mistaken, Steady, TwiceInOneTask]
 ACTIVITIES = [write, linger]

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from backend_bench import Bench
 from backend_flows import Actor, Asking
-from executed_again_flows import ACTIVITIES, WORKFLOWS, Entity, Ledger, Lingering, Mend, Mistaken, Steady
-from temporal_tools import names_of, reset
+from executed_again_flows import (
+    ACTIVITIES,
+    WORKFLOWS,
+    Entity,
+    GivesUp,
+    Ledger,
+    Lingering,
+    Mend,
+    MendedAfterReset,
+    Mistaken,
+    Steady,
+    TwiceInOneTask,
+)
+from temporal_tools import events_of, names_of, reset
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.worker import Replayer
 
 from redlease_temporal.worker import RedleasePlugin
@@ -177,3 +193,72 @@ async def test_an_open_run_is_reset_into_its_block(client: Client, task_queue: s
     await again.signal(Steady.proceed)
     assert await again.result() == fence
     nobody_wrote_late()
+
+
+async def test_a_wait_that_is_given_up_as_its_next_attempt_begins(place: Place, task_queue: str) -> None:
+    """The request is withdrawn, though the activity that waits for it asks again before that is recorded."""
+    Lingering.begun, Lingering.over = asyncio.Event(), asyncio.Event()
+    attempt_s = 4.0
+    async with place.serving([*WORKFLOWS, Actor], ACTIVITIES, wait_attempt=attempt_s) as client:
+        bench = Bench(client, task_queue, "redis")
+        actor = await bench.actor()
+        holder = await bench.start(Steady.run, bench.on, "hold", None)
+        await holder.execute_update(Steady.until_held)
+        waiter = await bench.start(GivesUp.run, bench.on)
+        await bench.until_waiting(actor, 1)
+        await asyncio.sleep(attempt_s - 1)
+        await waiter.signal(GivesUp.give_up)
+        await asyncio.wait_for(Lingering.begun.wait(), 30)
+        await asyncio.sleep(2)  # the next attempt begins meanwhile
+        Lingering.over.set()
+        await bench.until_waiting(actor, 0)
+        await holder.signal(Steady.proceed)
+        await holder.result()
+
+        async def is_free() -> bool:
+            return not (await bench.seen(actor)).in_use
+
+        await eventually(is_free)
+        await waiter.signal(GivesUp.end)
+        await waiter.result()
+
+
+async def test_a_block_that_ends_as_its_reset_run_begins(client: Client, task_queue: str, quiet: Quiet) -> None:
+    """The permit is released, though the run asks in the same task whether it still has it."""
+    quiet.allow("Failed activation on workflow MendedAfterReset")
+    quiet.allow("as asked")
+    bench = Bench(client, task_queue, "redis")
+    actor = await bench.actor()
+    run = await bench.start(MendedAfterReset.run, bench.on)
+
+    async def has_failed() -> bool:
+        return "WORKFLOW_TASK_FAILED" in await names_of(run)
+
+    await eventually(has_failed, 30)
+    failed = [event for event in await events_of(run) if event.HasField("workflow_task_failed_event_attributes")]
+    reply = await client.workflow_service.reset_workflow_execution(
+        ResetWorkflowExecutionRequest(
+            namespace=client.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=run.id, run_id=run.result_run_id or ""),
+            reason="test",
+            request_id=str(uuid.uuid4()),
+            workflow_task_finish_event_id=failed[-1].event_id,
+        )
+    )
+    Mend.mended = True
+    again = client.get_workflow_handle(run.id, run_id=reply.run_id)
+
+    async def is_out_and_free() -> bool:
+        return await again.query(MendedAfterReset.is_out) and not (await bench.seen(actor)).in_use
+
+    await eventually(is_out_and_free, 30)
+    await again.signal(MendedAfterReset.end)
+    await again.result()
+
+
+async def test_two_holds_in_one_task_where_nobody_may_wait(client: Client, task_queue: str) -> None:
+    """The second one waits until the first is released: its own release is nobody that it would have to wait behind."""
+    bench = Bench(client, task_queue, "redis")
+    run = await bench.start(TwiceInOneTask.run, dataclasses.replace(bench.on, max_waiters=0))
+    first, second = await run.result()
+    assert second > first
