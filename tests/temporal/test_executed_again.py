@@ -179,6 +179,7 @@ async def test_a_closed_run_is_reset_to_before_its_grant(client: Client, task_qu
     again = await reset(client, steady, 1, reapply=False)
     await bench.until_waiting(await bench.actor(), 1)
     await after.signal(Steady.proceed)
+    await again.signal(Steady.proceed)
     assert await again.result() > held > fence
     nobody_wrote_late()
 

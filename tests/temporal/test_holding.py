@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from backend_flows import Consumer, Inside, On, guarded
 from lock_flows import Chain, Locked, Plain, Sleeper, Unlocked, Use, plain, work
-from temporal_tools import Place, holder_of, names_of
+from temporal_tools import Place, names_of
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowHandle
@@ -17,7 +17,7 @@ from temporalio.converter import DataConverter
 from temporalio.runtime import MetricBuffer, Runtime, TelemetryConfig
 from temporalio.worker import Worker
 
-from redlease import Redlease, Semaphore
+from redlease import Permit, Redlease, Semaphore
 
 from helpers import eventually, until_waiting
 
@@ -121,8 +121,13 @@ async def test_metrics_of_workflows(place: Place, task_queue: str, outside: Redl
         await client.execute_workflow(Locked.run, use, id=task_queue, task_queue=task_queue)
         losing = await client.start_workflow(Sleeper.run, use, id=f"{task_queue}-lost", task_queue=task_queue)
         lock = outside.lock("r:1")
-        await eventually(lambda: holder_of(lock))
-        (permit,) = (await lock.inspect()).holders
+
+        async def its_permit() -> Permit | None:
+            return next((each for each in (await lock.inspect()).holders if each.owner == losing.id), None)
+
+        await eventually(its_permit)
+        permit = await its_permit()
+        assert permit is not None
         await lock.release(permit.ticket)
         assert await losing.result() == "lost"
     updates = [update for update in buffer.retrieve_updates() if update.metric.name.startswith("redlease_")]
