@@ -228,12 +228,13 @@ async def test_the_plugin_given_to_client_and_worker(place: Place, pool: Semapho
 
 @pytest.mark.parametrize(("most", "warned"), [(0, True), (1, True), (2, False), (None, False)])
 async def test_a_cache_that_is_too_small(
-    place: Place, caplog: pytest.LogCaptureFixture, most: int | None, warned: bool
+    place: Place, pool: Semaphore, caplog: pytest.LogCaptureFixture, most: int | None, warned: bool
 ) -> None:
     """A worker whose cache drops runs in the middle of their calls is warned of, as nothing else shows it."""
     options = {} if most is None else {"max_cached_workflows": most}
-    async with worker(place, await place.client(), **options):
-        pass
+    client = await place.client()
+    async with worker(place, client, **options):
+        await served_after(pool, contend(place, client, pool))
     assert ("max_cached_workflows" in caplog.text) == warned
 
 
