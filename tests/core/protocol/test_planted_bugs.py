@@ -33,7 +33,7 @@ RARE = {
     "dead-first-of-a-parked-key": 425,
     "fast-path-grants-the-dead": 336,
     "full-counts-the-dead": 21,
-    "full-key-counts-the-dead": 32,
+    "full-key-counts-the-dead": 474,
     "lifted-limit-leaves-keys-parked": 121,
     "rate-outlived-by-nothing": 66,
     "replaced-units-go-to-others": 146,
