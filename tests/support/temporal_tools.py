@@ -152,17 +152,23 @@ async def reset(
 
     `reapply`: the new run gets again the signals and updates that came later.
     """
-    kinds = ResetReapplyExcludeType.values()[1:]
     kind = EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
     completed = [event.event_id for event in await events_of(handle) if event.event_type == kind]
+    return await reset_to(client, handle, completed[task], reapply=reapply)
+
+
+async def reset_to(
+    client: Client, handle: WorkflowHandle[Any, Any], event_id: int, *, reapply: bool = True
+) -> WorkflowHandle[Any, Any]:
+    """Reset a run to before the workflow task that this event ended, completed or failed; as `reset`."""
     reply = await client.workflow_service.reset_workflow_execution(
         ResetWorkflowExecutionRequest(
             namespace=client.namespace,
             workflow_execution=WorkflowExecution(workflow_id=handle.id, run_id=handle.result_run_id or ""),
             reason="test",
             request_id=str(uuid.uuid4()),
-            workflow_task_finish_event_id=completed[task],
-            reset_reapply_exclude_types=[] if reapply else kinds,
+            workflow_task_finish_event_id=event_id,
+            reset_reapply_exclude_types=[] if reapply else ResetReapplyExcludeType.values()[1:],
         )
     )
     return client.get_workflow_handle(handle.id, run_id=reply.run_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,9 +22,7 @@ from executed_again_flows import (
     Steady,
     TwiceInOneTask,
 )
-from temporal_tools import events_of, names_of, reset
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
+from temporal_tools import events_of, names_of, reset, reset_to
 from temporalio.worker import Replayer
 
 from redlease_temporal.worker import RedleasePlugin
@@ -237,17 +234,8 @@ async def test_a_block_that_ends_as_its_reset_run_begins(client: Client, task_qu
 
     await eventually(has_failed, 30)
     failed = [event for event in await events_of(run) if event.HasField("workflow_task_failed_event_attributes")]
-    reply = await client.workflow_service.reset_workflow_execution(
-        ResetWorkflowExecutionRequest(
-            namespace=client.namespace,
-            workflow_execution=WorkflowExecution(workflow_id=run.id, run_id=run.result_run_id or ""),
-            reason="test",
-            request_id=str(uuid.uuid4()),
-            workflow_task_finish_event_id=failed[-1].event_id,
-        )
-    )
     Mend.mended = True
-    again = client.get_workflow_handle(run.id, run_id=reply.run_id)
+    again = await reset_to(client, run, failed[-1].event_id)
 
     async def is_out_and_free() -> bool:
         return await again.query(MendedAfterReset.is_out) and not (await bench.seen(actor)).in_use
