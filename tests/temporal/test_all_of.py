@@ -136,7 +136,7 @@ async def test_who_is_cancelled_while_it_waits_leaves_nothing(bench: Bench, part
     with pytest.raises(WorkflowFailureError):
         await handle.result()
     await until_free(bench, actor, first, third)
-    assert not (await bench.seen(actor, **of(taken))).waiters
+    await bench.until_waiting(actor, 0, **of(taken))
     assert await bench.do(actor, Actor.release, permit, **of(taken))
 
 
@@ -159,7 +159,7 @@ async def test_the_loss_of_one_while_another_is_waited_for(bench: Bench, parts: 
     assert await bench.do(actor, Actor.release_ticket, acquired.ticket, **of(first))
     assert await handle.result() == f"lost {first.resource}"
     await until_free(bench, actor, first, third)
-    assert not (await bench.seen(actor, **of(taken))).waiters
+    await bench.until_waiting(actor, 0, **of(taken))
     assert await bench.do(actor, Actor.release, permit, **of(taken))
 
 

@@ -90,7 +90,7 @@ async def test_a_run_ends_in_the_moment_in_which_it_gives_up(
         await bench.until_waiting(actor, 2)
         await (handle.cancel() if how == "cancelled" else handle.signal(Quitting.go))
         assert await asyncio.wait_for(end_of(handle), 15) == "left"
-        assert not (await bench.seen(actor)).waiters
+        await bench.until_waiting(actor, 0)
         run = client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
         assert not {"WORKFLOW_TASK_FAILED", "WORKFLOW_TASK_TIMED_OUT"} & set(await names_of(run))
         replayer = Replayer(workflows=[Quitting], plugins=[RedleasePlugin("redis://nowhere.invalid")])
@@ -121,9 +121,12 @@ async def test_a_run_ends_as_it_thinks_better_of_a_call(place: Place, task_queue
         for handle in handles:
             assert not await tasks_that_failed(handle)
             await replayer.replay_workflow(await handle.fetch_history())
-        seen = await bench.seen(actor)
-        assert not seen.waiters
-        assert not seen.holders
+
+        async def all_is_free() -> bool:
+            seen = await bench.seen(actor)
+            return not seen.waiters and not seen.holders
+
+        await eventually(all_is_free)
 
 
 @pytest.mark.parametrize("cached", [1000, 1, 0])
@@ -176,7 +179,7 @@ async def test_a_worker_ends_while_its_run_gives_up(
     async with place.serving(workflows, []):
         assert await asyncio.wait_for(handle.result(), 20) == "left"
         assert not await tasks_that_failed(handle)
-        assert not (await bench.seen(actor)).waiters
+        await bench.until_waiting(actor, 0)
 
 
 async def test_an_offer_comes_with_what_gives_up(

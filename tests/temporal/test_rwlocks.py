@@ -138,6 +138,7 @@ async def test_a_downgraded_permit_goes_from_run_to_run(catalog: Catalog) -> Non
     await eventually(adopted, 2 * SHORT_S)
     other = await catalog.start("write", timeout=SHORT_S + 2)
     assert await other.result() == "timed out"
+    await catalog.bench.until_waiting(actor, 0)
     assert sides(await catalog.bench.seen(actor)) == ([False], [])
     assert await end(latest) == fence
 
@@ -175,7 +176,11 @@ async def test_a_run_that_is_reset_to_before_its_downgrade_has_lost_the_permit(c
     reader = await catalog.held("read")
     again = await reset(catalog.bench.client, writer, completed - 1, reapply=False)
     assert await asyncio.wait_for(again.result(), 15) == "lost"
-    assert sides(await catalog.bench.seen(actor)) == ([False], [])
+
+    async def only_the_reader() -> bool:
+        return sides(await catalog.bench.seen(actor)) == ([False], [])
+
+    await eventually(only_the_reader)
     await end(reader)
 
 
