@@ -170,7 +170,7 @@ lint: $(VENV)/.test $(VENV)/.docs  ## Check style and types.
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy --num-workers auto
 
-format: $(VENV)/.test  ## Format the code, and mend what can be mended.
+format: $(VENV)/.test  ## Format the code, and fix what can be fixed.
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
@@ -189,6 +189,7 @@ $(VENV)/.created:
 	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	    $(PYTHON) -m pip --quiet --python $(BIN)/python install pip; } || \
 	    { echo "No environment could be made: install venv and pip for $(PYTHON) (Debian: python3-venv)."; exit 1; }
+	@$(PIP) install --upgrade "pip>=25.1"  # earlier ones know no dependency groups
 	@touch $@
 
 $(VENV)/.wheel: $(VENV)/.created $(SOURCES)
@@ -210,17 +211,17 @@ $(VENV)/.example: $(VENV)/.wheel
 
 $(VENV)/.bench: $(VENV)/.wheel
 	@echo "Installing what the benchmarks need ..." >&2
-	@$(PIP) install "$(WHEEL)[cli,bench]"
+	@$(PIP) install "$(WHEEL)[cli]" --group bench
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.wheel
 	@echo "Installing what the tests need ..." >&2
-	@$(PIP) install "$(WHEEL)[bench,cli,embedded,otel,sql,temporal,testing,dev]"
+	@$(PIP) install "$(WHEEL)[cli,embedded,otel,sql,temporal,testing]" --group bench --group dev
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.wheel
 	@echo "Installing what the site needs ..." >&2
-	@$(PIP) install "$(WHEEL)[docs]"
+	@$(PIP) install --group docs "$(WHEEL)"
 	@touch $@
 
 # The lowest versions stand in a directory of their own, which is searched before the environment.

@@ -74,7 +74,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plots", type=Path, metavar="DIRECTORY", help="where to draw what was measured")
     options = parser.parse_args()
     if options.plots is not None and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plots needs matplotlib: use `pip install 'redlease[bench]'`")
+        parser.error("--plots needs matplotlib: use `pip install --group bench`")
     unknown = set(options.workloads) - EVERY_WORKLOAD.keys() - GROUPS.keys()
     if unknown:
         parser.error(f"there is no workload {', '.join(sorted(unknown))}")

@@ -258,7 +258,7 @@ def test_every_picture_is_drawn(tmp_path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         program = ended("w3", "--plots", str(tmp_path))
         assert program.returncode == 2
-        assert "pip install 'redlease[bench]'" in program.stderr
+        assert "pip install --group bench" in program.stderr
         return
     plots = importlib.import_module("plots")
     results = {key: result(pairs_s=100.0, p50_us=50.0, server_us_grant=10.0) for key in EVERY_WORKLOAD}

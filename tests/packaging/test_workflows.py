@@ -57,8 +57,8 @@ def test_every_python_that_is_declared_is_tested() -> None:
 
 
 def test_style_is_that_of_ci() -> None:
-    """What runs before a commit is a ruff that the extra `dev` allows."""
+    """What runs before a commit is a ruff that the group `dev` allows."""
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    dev = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
+    dev = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"]
     (allowed,) = (each.removeprefix("ruff~=") for each in dev if each.startswith("ruff"))
     assert repository["rev"].removeprefix("v").rpartition(".")[0] == allowed.rpartition(".")[0]
