@@ -32,7 +32,7 @@ LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_red
     conformance/test_acquire.py conformance/test_permits.py)
 LOWEST_TEMPORAL_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo failover example-fencing example-temporal example-languages bench bench-cluster bench-fairness bench-profile bench-quick bench-tenants bench-worst test test-rest test-all test-long vectors prove soak sbom docs test-lowest coverage lint format clean sdist
+.PHONY: help demo failover example-fencing example-temporal example-languages bench bench-cluster bench-fairness bench-profile bench-quick bench-tenants bench-worst test test-rest test-all test-long vectors prove soak oracle sbom docs test-lowest coverage lint format clean sdist
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -154,6 +154,9 @@ prove: $(VENV)/.test  ## 10,000 recorded and 102,000 simulated histories judged,
 
 soak: $(VENV)/.test  ## Half an hour of load with faults: what is there at rest stays the same; ARGS="--minutes 1" shorter.
 	@PYTHONPATH=tests/support $(BIN)/python proof/soak.py $(ARGS)
+
+oracle: $(VENV)/.test  ## Twenty minutes of kills, stops and orders, each grant judged over MONITOR; ARGS="--minutes 1 --engine redis7".
+	@PYTHONPATH=tests/support $(BIN)/python proof/oracle.py $(ARGS)
 
 # What the wheel brings, told by a tool that is not among it.
 sbom: $(VENV)/.wheel  ## Write dist/redlease.cdx.json, the wheel and its dependencies as CycloneDX lists them.

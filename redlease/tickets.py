@@ -380,9 +380,17 @@ class Tickets:
         return None if place < 0 else Position(place, None if wait_ms < 0 else wait_ms / 1000)
 
     async def resize(self, resource: Resource, capacity: int, *, idle_ttl_ms: int) -> bool:
-        """Sets the capacity; returns whether there is more to do than one call may."""
+        """Sets the capacity; returns whether there is more to do than one call may.
+
+        Raises:
+            ValueError: The resource is a lock or a read-write lock.
+        """
         answer = await self._connection.call(resource, scripts.RESIZE, capacity, idle_ttl_ms)
-        return bool(answer.values[0])
+        more, *declared = answer.values
+        if declared:
+            kind = "a lock: its processes declare a capacity of 1" if declared == [1] else "a read-write lock"
+            raise ValueError(f"{resource.name!r} cannot be resized to {capacity}: it is {kind}")
+        return bool(more)
 
     async def limit(
         self,

@@ -12,7 +12,9 @@ from redlease.primitives.overview import Overview, is_known
 
 from .bench import measure, show_measured
 from .changing import (
+    Create,
     LimitJob,
+    Target,
     Yes,
     end_pause,
     lift_limits,
@@ -29,8 +31,10 @@ from .doctor.examination import examine
 from .doctor.findings import show_findings
 from .history import show_history
 from .listing import show_list
+from .plain import plain
 from .running import Job, run_job
 from .snapshot import show
+from .statuses import Exit
 from .top.command import show_top
 from .top.terminal import is_terminal
 from .web import serve_view
@@ -119,7 +123,10 @@ def run_command(
     name: Name,
     command: Annotated[list[str], typer.Argument(help="The command and its arguments, after `--`.", metavar="-- CMD")],
     *,
-    capacity: Annotated[int, typer.Option(min=1, help="Units that may be held at once.")] = 1,
+    capacity: Annotated[
+        int | None,
+        typer.Option(min=1, help="Units that may be held at once.", show_default="as declared before, at first 1"),
+    ] = None,
     weight: Annotated[int, typer.Option(min=1, help="Units that the command needs.")] = 1,
     timeout: Annotated[
         float | None, typer.Option(min=0, help="Seconds to wait for the permit.", show_default="for ever")
@@ -140,7 +147,7 @@ def run_command(
 
 @app.command()
 def inspect(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
-    """Show who holds a resource and who waits for it. Exits with 1 if the server knows nothing of that name."""
+    """Show who holds a resource and who waits for it. Exits with 66 if the server knows nothing of that name."""
 
     async def look() -> bool:
         async with resource_at(name, url, prefix) as resource:
@@ -149,7 +156,7 @@ def inspect(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: 
             return is_known(snapshot)
 
     if not run(look()):
-        raise typer.Exit(1)
+        raise typer.Exit(Exit.UNKNOWN)
 
 
 @app.command()
@@ -169,7 +176,8 @@ def history(
 
     entries = run(look())
     if not entries:
-        tell(f"there is no history of {name} under the prefix {prefix!r}. A client with `history=1000` has one written")
+        kept = f"history of {name!r} under the prefix {prefix!r}"
+        tell(f"there is no {kept}. A client with `history=1000` has one written")
         raise typer.Exit(1)
     show_history(entries, as_json=as_json)
 
@@ -222,10 +230,11 @@ def release(
         raise typer.BadParameter("name a ticket, or give --all, with --queue if the waiters are to go too")
     if ticket is None:
         count = run(release_everybody(name, url, prefix, queue=queue, yes=yes))
-        show_change(f"{count} released of {name}.", {"resource": name, "released": count}, as_json=as_json)
+        show_change(f"{count} released of {plain(name)}.", {"resource": name, "released": count}, as_json=as_json)
         return
     released = run(release_ticket(name, ticket, url, prefix, yes=yes))
-    told = f"{ticket} is taken out of {name}." if released else f"{name} has no holder and no waiter {ticket}."
+    whom, where = plain(ticket), plain(name)
+    told = f"{whom} is taken out of {where}." if released else f"{where} has no holder and no waiter {whom}."
     show_change(told, {"resource": name, "ticket": ticket, "released": released}, as_json=as_json)
     if not released:
         raise typer.Exit(1)
@@ -236,14 +245,18 @@ def resize(
     name: Name,
     capacity: Annotated[int, typer.Argument(help="Units that may be held at once.")],
     *,
+    create: Create = False,
     yes: Yes = False,
     url: Url = LOCAL,
     prefix: Prefix = "redlease",
     as_json: AsJson = False,
 ) -> None:
-    """Set the capacity of a resource, until a process declares a new one."""
-    run(set_capacity(name, capacity, url, prefix, yes=yes))
-    told = f"The capacity of {name} is {capacity} now."
+    """Set the capacity of a semaphore, until a process declares a new one. Locks have none to set.
+
+    Exits with 66 if the server knows nothing of that name.
+    """
+    run(set_capacity(capacity, Target(name, url, prefix, create, yes)))
+    told = f"The capacity of {plain(name)} is {capacity} now."
     show_change(told, {"resource": name, "capacity": capacity}, as_json=as_json)
 
 
@@ -262,15 +275,19 @@ def limit(
     key: Annotated[str | None, typer.Option(help="Limit this key only.")] = None,
     until: LimitUntil = None,
     reason: Reason = "",
+    create: Create = False,
     yes: Yes = False,
     url: Url = LOCAL,
     prefix: Prefix = "redlease",
     as_json: AsJson = False,
 ) -> None:
-    """Limit a resource or a key of it, whatever processes declare, until that ends or `redlease unlimit`."""
-    run(set_limit(LimitJob(name, capacity, per_key, key, until, reason), url, prefix, yes=yes))
+    """Limit a resource or a key of it, whatever processes declare, until that ends or `redlease unlimit`.
+
+    Exits with 66 if the server knows nothing of that name.
+    """
+    run(set_limit(LimitJob(capacity, per_key, key, until, reason), Target(name, url, prefix, create, yes)))
     result: dict[str, object] = {"resource": name, "capacity": capacity, "per_key": per_key, "key": key}
-    show_change(f"{name} is limited.", result, as_json=as_json)
+    show_change(f"{plain(name)} is limited.", result, as_json=as_json)
 
 
 @app.command()
@@ -284,7 +301,7 @@ def unlimit(
 ) -> None:
     """Lift the limits of a resource, or of a key of it. Exits with 1 if there was none."""
     lifted = run(lift_limits(name, key, url, prefix))
-    whose = name if key is None else f"key {key} of {name}"
+    whose = plain(name) if key is None else f"key {plain(key)} of {plain(name)}"
     told = f"The limit of {whose} is lifted." if lifted else f"There is no limit of {whose}."
     show_change(told, {"resource": name, "key": key, "lifted": lifted}, as_json=as_json)
     if not lifted:
@@ -297,21 +314,25 @@ def pause(
     *,
     until: LimitUntil = None,
     reason: Reason = "",
+    create: Create = False,
     yes: Yes = False,
     url: Url = LOCAL,
     prefix: Prefix = "redlease",
     as_json: AsJson = False,
 ) -> None:
-    """Grant nothing of a resource until that ends or `redlease unpause`. Who holds goes on."""
-    run(set_pause(name, until, reason, url, prefix, yes=yes))
-    show_change(f"{name} is paused.", {"resource": name, "paused": True}, as_json=as_json)
+    """Grant nothing of a resource until that ends or `redlease unpause`. Who holds goes on.
+
+    Exits with 66 if the server knows nothing of that name.
+    """
+    run(set_pause(until, reason, Target(name, url, prefix, create, yes)))
+    show_change(f"{plain(name)} is paused.", {"resource": name, "paused": True}, as_json=as_json)
 
 
 @app.command()
 def unpause(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
     """End a pause. Exits with 1 if there was none."""
     ended = run(end_pause(name, url, prefix))
-    told = f"{name} is not paused any more." if ended else f"{name} was not paused."
+    told = f"{plain(name)} is not paused any more." if ended else f"{plain(name)} was not paused."
     show_change(told, {"resource": name, "ended": ended}, as_json=as_json)
     if not ended:
         raise typer.Exit(1)

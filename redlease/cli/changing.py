@@ -5,25 +5,38 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from redlease import Snapshot
-from redlease.limits import Until
+from redlease import Semaphore, Snapshot
+from redlease.limits import CAPACITY_MAX, Until
+from redlease.primitives.overview import is_known
 
-from .connecting import resource_at
+from .connecting import NothingKnown, resource_at
 from .plain import plain
 from .snapshot import units
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A resource that is changed. `create`: even if nothing is known of it; `yes`: without a question."""
+
+    name: str
+    url: str
+    prefix: str
+    create: bool
+    yes: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LimitJob:
     """What `redlease limit` is told."""
 
-    resource: str
     capacity: int | None
     per_key: int | None
     key: str | None
@@ -31,17 +44,18 @@ class LimitJob:
     reason: str
 
 
+Create = Annotated[bool, typer.Option("--create", help="Even if nothing is known of a resource of that name.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def show_change(told: str, result: dict[str, object], *, as_json: bool) -> None:
     """Prints what has changed, in a sentence or as JSON."""
-    typer.echo(json.dumps(result) if as_json else plain(told))
+    typer.echo(json.dumps(result) if as_json else told)
 
 
 async def release_ticket(name: str, ticket: str, url: str, prefix: str, *, yes: bool) -> bool:
     """Takes a holder or waiter out; returns False if there was none."""
-    _agree(f"Take {ticket} out of {name}?", yes=yes)
+    _agree(f"Take {plain(ticket)} out of {plain(name)}?", yes=yes)
     async with resource_at(name, url, prefix) as resource:
         return await resource.release(ticket)
 
@@ -61,20 +75,21 @@ async def release_everybody(name: str, url: str, prefix: str, *, queue: bool, ye
         return await resource.release_all(queue=queue)
 
 
-async def set_capacity(name: str, capacity: int, url: str, prefix: str, *, yes: bool) -> None:
+async def set_capacity(capacity: int, target: Target) -> None:
     """Sets the capacity, until a process declares another one."""
-    _agree(f"Set the capacity of {name} to {capacity}, for all processes?", yes=yes)
-    async with resource_at(name, url, prefix) as resource:
-        await resource.resize(capacity)
+    question = f"Set the capacity of {plain(target.name)} to {capacity}, for all processes?"
+    async with _to_change(target, question) as found:
+        await found.resource.resize(capacity)
 
 
-async def set_limit(job: LimitJob, url: str, prefix: str, *, yes: bool) -> None:
+async def set_limit(job: LimitJob, target: Target) -> None:
     """Limits a resource or a key of it, for all processes."""
-    until = read_until(job.until)
-    whose = job.resource if job.key is None else f"key {job.key} of {job.resource}"
-    _agree(f"Limit {whose} for all processes?", yes=yes)
-    async with resource_at(job.resource, url, prefix) as resource:
-        await resource.limit(job.capacity, per_key=job.per_key, key=job.key, until=until, reason=job.reason)
+    until, name = read_until(job.until), plain(target.name)
+    whose = name if job.key is None else f"key {plain(job.key)} of {name}"
+    async with _to_change(target, f"Limit {whose} for all processes?") as found:
+        if found.before.fence and found.before.capacity == CAPACITY_MAX:
+            raise ValueError(f"{target.name!r} is a read-write lock, which has no capacity to limit: `redlease pause`")
+        await found.resource.limit(job.capacity, per_key=job.per_key, key=job.key, until=until, reason=job.reason)
 
 
 async def lift_limits(name: str, key: str | None, url: str, prefix: str) -> bool:
@@ -83,12 +98,11 @@ async def lift_limits(name: str, key: str | None, url: str, prefix: str) -> bool
         return await resource.unlimit(key=key)
 
 
-async def set_pause(name: str, until: str | None, reason: str, url: str, prefix: str, *, yes: bool) -> None:
+async def set_pause(until: str | None, reason: str, target: Target) -> None:
     """Stops all grants of a resource."""
     ends = read_until(until)
-    _agree(f"Grant nothing of {name} to any process?", yes=yes)
-    async with resource_at(name, url, prefix) as resource:
-        await resource.pause(until=ends, reason=reason)
+    async with _to_change(target, f"Grant nothing of {plain(target.name)} to any process?") as found:
+        await found.resource.pause(until=ends, reason=reason)
 
 
 async def end_pause(name: str, url: str, prefix: str) -> bool:
@@ -115,15 +129,42 @@ def read_until(text: str | None) -> Until:
         ) from None
 
 
+class Found(NamedTuple):
+    """A resource that may be changed, and what it was before."""
+
+    resource: Semaphore
+    before: Snapshot
+
+
+@asynccontextmanager
+async def _to_change(target: Target, question: str) -> AsyncIterator[Found]:
+    """Connects, and asks; a name of which nothing is known may be mistyped, so it takes an answer or `--create`.
+
+    Raises:
+        NothingKnown: It would have to ask, and there is no terminal, or nothing is to be asked.
+    """
+    async with resource_at(target.name, target.url, target.prefix) as resource:
+        before = await resource.inspect(limit=1)
+        if not target.create and not is_known(before):
+            if target.yes or not _is_answered():
+                raise NothingKnown(
+                    f"nothing is known of {target.name!r} under the prefix {target.prefix!r}, so nothing was changed. "
+                    "If the name is right, give --create"
+                )
+            question = f"Nothing is known of that name under the prefix {target.prefix!r}. {question}"
+        _agree(question, yes=target.yes)
+        yield Found(resource, before)
+
+
 def _question(snapshot: Snapshot, *, queue: bool) -> str:
     waiters = f" and take all {snapshot.waiting} waiters out of the queue" if queue else ""
-    return f"Release all holders of {snapshot.resource} (units in use: {units(snapshot.in_use)}){waiters}?"
+    return f"Release all holders of {plain(snapshot.resource)} (units in use: {units(snapshot.in_use)}){waiters}?"
 
 
 def _agree(question: str, *, yes: bool) -> None:
     """Asks at a terminal, and exits with 1 if the answer is no. A script that names what it changes is not asked."""
     if not yes and _is_answered():
-        typer.confirm(plain(question), abort=True, err=True)
+        typer.confirm(question, abort=True, err=True)
 
 
 def _is_answered() -> bool:

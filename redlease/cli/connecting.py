@@ -12,7 +12,8 @@ import typer
 from redlease import Redlease, RedleaseError, Semaphore
 from redlease.primitives.overview import UNDECLARED
 
-from .plain import plain
+from .plain import printable
+from .statuses import Exit
 
 T = TypeVar("T")
 
@@ -32,15 +33,25 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def tell(error: object) -> None:
     """Prints an error on the standard error stream, with what a terminal would obey escaped."""
     lines = f"redlease: {error}".splitlines()  # several if it quotes the log of a server
-    typer.echo("\n".join(map(plain, lines)), err=True)
+    typer.echo("\n".join(map(printable, lines)), err=True)
+
+
+class NothingKnown(Exception):
+    """The server knows nothing of a resource that was to be changed."""
 
 
 @contextmanager
 def told_in_one_line(status: int = 1) -> Iterator[None]:
-    """Prints the errors of a command without a traceback, and exits with that status."""
+    """Prints the errors of a command without a traceback, and exits with that status, or with one that says which."""
     try:
         yield
-    except (RedleaseError, ValueError, OSError) as error:
+    except NothingKnown as error:
+        tell(error)
+        raise typer.Exit(Exit.UNKNOWN) from None
+    except RedleaseError as error:
+        tell(error)
+        raise typer.Exit(Exit.UNAVAILABLE) from None
+    except (ValueError, OSError) as error:
         tell(error)
         raise typer.Exit(status) from None
     except KeyboardInterrupt:
@@ -48,7 +59,7 @@ def told_in_one_line(status: int = 1) -> Iterator[None]:
 
 
 def run(coroutine: Coroutine[Any, Any, T], *, status: int = 1) -> T:
-    """Runs a command to its end; an error exits with that status."""
+    """Runs a command to its end; an error exits with that status, or with one that says which."""
     with told_in_one_line(status):
         return asyncio.run(coroutine)
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from redlease.limits import CAPACITY_MAX
 from redlease.primitives.overview import Summary
 
-from .plain import plain, span
+from .plain import plain, printable, span
 from .snapshot import units
 
 HEADS = ("held", "waiting", "longest wait", "longest hold")
@@ -41,7 +41,7 @@ def lines_of(listed: list[Summary]) -> Iterator[Text]:
 
 def name_of(each: Summary) -> str:
     """Returns the name for the last column; why a resource cannot be read follows it."""
-    return plain(each.resource if each.error is None else f"{each.resource}  ({each.error})")
+    return plain(each.resource) if each.error is None else f"{plain(each.resource)}  ({printable(each.error)})"
 
 
 def style_of(each: Summary) -> str:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 
 def plain(text: str) -> str:
-    """Returns the text with unprintable and control characters escaped: a ticket may contain any character."""
+    """Returns a name or the like, which may contain any character, escaped so that no two of them look alike."""
+    return printable(text.replace("\\", r"\\"))
+
+
+def printable(text: str) -> str:
+    """Returns a sentence with unprintable and control characters escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

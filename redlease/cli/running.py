@@ -12,40 +12,31 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Self
 
 from redlease import AcquireTimeout, Hold, LeaseLost, QueueFull, Redlease, RedleaseError, Withdrawn, clock
+from redlease.primitives.semaphore import as_declared
 
 from .connecting import tell
+from .statuses import Exit
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LATE_S = 1.0  # how long the supervisor may take longer than the grace before its work is done here
 
 
-class Exit(IntEnum):
-    """What `redlease run` exits with if not with the command's own status: the first four as in sysexits.h."""
-
-    UNAVAILABLE = 69  # EX_UNAVAILABLE
-    BROKEN = 70  # EX_SOFTWARE: the supervisor was killed, or could not be started
-    LOST = 74  # EX_IOERR
-    NOT_GRANTED = 75  # EX_TEMPFAIL: try again later
-    NOT_EXECUTABLE = 126
-    NOT_FOUND = 127
-
-
 @dataclass(frozen=True, slots=True)
 class Job:
     """A command and the permit that it needs; times in seconds.
 
-    `timeout`: how long to wait for the permit, None for ever; `grace`: from SIGTERM to SIGKILL when the lease is lost.
+    `capacity`: None for that which others have declared, at first 1; `timeout`: how long to wait for the permit, None
+    for ever; `grace`: from SIGTERM to SIGKILL when the lease is lost.
     """
 
     command: list[str]
     resource: str
-    capacity: int = 1
+    capacity: int | None = None
     weight: int = 1
     timeout: float | None = None
     priority: int = 0
@@ -62,7 +53,9 @@ async def run_job(job: Job, url: str, prefix: str) -> int:
     with _signals() as signals:
         try:
             async with Redlease.from_url(url, prefix=prefix, lease=job.lease) as client:
-                pool = client.semaphore(job.resource, capacity=job.capacity)
+                pool = client.semaphore(job.resource, capacity=job.capacity or 1)
+                if job.capacity is None:
+                    pool = as_declared(pool)
                 terms = {"weight": job.weight, "timeout": job.timeout, "priority": job.priority}
                 async with pool.hold(**terms, on_lost="signal") as hold:  # type: ignore[arg-type]
                     return await _run_under(hold, job, signals)

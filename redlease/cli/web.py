@@ -52,12 +52,16 @@ def serve_view(
 
 def _told(address: Address, server: str, prefix: str) -> str:
     where = address.url if address.token is None else f"{address.url}#token={address.token}"
-    mode = "Read-only." if address.token is None else "Who has this address, with its token, can change resources."
+    mode = "Read-only."
+    if address.changes:
+        mode = "Who has this address, with its token, can change resources."
+        if address.token is None:
+            mode = "Who has the token of REDLEASE_WEB_TOKEN can change resources: the page asks for it."
     return plain(f"The resources of {server} under the prefix {prefix!r}: ") + f"{where}\n{mode} Ctrl-C ends it."
 
 
 def _warn(address: Address) -> None:
     tell("WARNING: this is not a loopback address. Whoever reaches the port sees all names, owners and metadata.")
-    if address.token is not None:
+    if address.changes:
         tell("WARNING: the token travels unencrypted. Whoever reads along can release and resize everything.")
     tell("Use --host 127.0.0.1 with an SSH tunnel, or a proxy that adds TLS and a login.")

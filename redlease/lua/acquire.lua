@@ -36,7 +36,8 @@ if record and declared ~= 0 then
   if string.find('}' .. requests .. '{', '}' .. request .. '{', 1, true) then declares = false end
 end
 if declared ~= wanted and declares then
-  if declared ~= 0 or capacity == 0 then capacity = wanted end
+  -- The first one keeps what an operator has set before, but for a lock or a read-write lock, which no resize may change.
+  if declared ~= 0 or capacity == 0 or wanted == 1 or wanted == 2147483647 then capacity = wanted end
   was_declared, declared = declared, wanted
 end
 if not weight then

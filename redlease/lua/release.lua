@@ -81,6 +81,11 @@ elseif ticket ~= '' and (its_fence ~= '' or its_request == '') then -- its recor
       released, changed = deadline > now and 1 or released, true
     end
   end
+  local _, entry = entry_of(ticket)
+  if its_fence == '' and call('ZSCORE', queue, entry) then -- another loss may outweigh that of its record, so that no repair has found it
+    remove_waiter(ticket)
+    released, changed = 1, true
+  end
 end
 if tombstone > 0 and its_request ~= '' then bury(its_request) end
 if tombstones > now then share.forget() end

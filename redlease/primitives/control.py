@@ -105,6 +105,8 @@ class ResourceControl:
 
         Raises:
             Unavailable: The server was not reached.
+            ValueError: It is a lock, or another resource whose processes declare a capacity of 1, or a read-write lock:
+                what excludes others stays so. Nothing was changed.
         """
         limits.checked_count("capacity", capacity)
         if await self._tickets.resize(self._resource, capacity, idle_ttl_ms=self._terms.idle_ttl_ms):

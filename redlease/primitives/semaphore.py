@@ -437,5 +437,12 @@ class Lock(Semaphore):
     """
 
 
+def as_declared(pool: Semaphore) -> Semaphore:
+    """Returns the semaphore with the capacity that others declare; its own counts only if nobody has declared one."""
+    usual = pool._usual
+    terms = usual.terms._replace(declares=False)
+    return Semaphore(pool._tickets, pool._resource, usual._replace(terms=terms))
+
+
 def _nothing() -> None:
     """Frees a ticket that was drawn at random: no other request can use it, so there is nothing to do."""

@@ -10,7 +10,11 @@ from .encoding import Resource, pack
 
 
 class Terms(NamedTuple):
-    """The settings of a primitive for each acquire. `replicas`: how many must have a grant, within `replicas_ms`."""
+    """The settings of a primitive for each acquire.
+
+    `replicas`: how many must have a grant, within `replicas_ms`; `declares`: what it says of the resource counts, not
+    only where nobody has declared anything.
+    """
 
     owner: str
     lease_ms: int = 30_000
@@ -26,6 +30,7 @@ class Terms(NamedTuple):
     max_waiters_per_key: int | None = None
     replicas: int = 0
     replicas_ms: int = 0
+    declares: bool = True
 
 
 class AcquireRequest(NamedTuple):
@@ -83,7 +88,8 @@ def pack_ids(ticket: str, request: str) -> bytes:
 def acquire_tail(ask: AcquireRequest, place: str, *, was_queued: bool = False) -> bytes:
     """Packs the arguments of an acquire from that place; a request that was queued before declares no capacity."""
     ids = ask.packed_ids or pack_ids(ask.ticket, ask.request)
-    arrival = f"+{ask.arrival}" if was_queued or ask.arrival > 0 else ask.arrival
+    is_known = was_queued or ask.arrival > 0 or (ask.arrival == 0 and not ask.terms.declares)
+    arrival = f"+{ask.arrival}" if is_known else ask.arrival
     return b"%b%b%b" % (ids, _place_and_arrival(place, arrival), ask.packed_terms)
 
 

@@ -8,12 +8,14 @@ _CONNECT = "evalsha info script|load select subscribe time wait"
 _READ = "hget hlen hmget xrevrange zcard zcount zrange zrangebyscore zrank zscore"
 _WRITE = "hdel hset pexpireat publish unsubscribe xadd zadd zrem zremrangebyscore"
 _GUARD = "eval get pttl set"
-_OPERATE = "config|get pttl scan"
+_LOOK = "pttl scan"
 
 CLIENT = tuple(f"{_CONNECT} {_READ} {_WRITE} {_GUARD}".split())  # for services
-READER = tuple(f"{_CONNECT} {_READ} {_OPERATE}".split())  # for `redlease ls`, `inspect`, `top`, `doctor`, `web`
+READER = tuple(f"{_CONNECT} {_READ} {_LOOK}".split())  # for `redlease ls`, `inspect`, `top`, `doctor`, `web`
 WORKER = ("hsetnx", "zrangebylex")  # what the relays of workers need besides those of a client
-CLUSTER = ("@pubsub", "asking", "cluster|slots")  # what a client needs besides in a cluster, on every node
+# What a client needs besides in a cluster, on every node. The category has the sharded channels, where the server knows
+# them, and PUBSUB, which would list the channels of others.
+CLUSTER_RULES = "+@pubsub -pubsub +asking +cluster|slots"
 # What the probe tries of the rights to write: a user who has none of them is a reader, and no service that lacks some.
 WRITES_PROBED = frozenset(_WRITE.split()) - {"unsubscribe", "xadd"}
 

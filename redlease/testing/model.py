@@ -28,11 +28,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from redlease.limits import CAPACITY_MAX
 from redlease.protocol.replies import Status
 from redlease.protocol.snapshots import FOR_GOOD_MS
 
 from .entries import Entry, Limit, claimed, claimed_by_waiter, is_late, read_asked
 from .resource import ResourceState
+
+EXCLUSIVE = (1, CAPACITY_MAX)  # what locks and read-write locks declare
 
 Reply = list[Any]  # what a call replies after its tag
 
@@ -145,11 +148,13 @@ class Model(ResourceState):
     def terms(self, capacity: int, *, declares: bool) -> tuple[int, int]:
         """Return the capacity, and the last declared one, after a request that declares one.
 
-        A declaration that is the last one once more undoes no resize.
+        A declaration that is the last one once more undoes no resize. The first one does not either, but for a lock or
+        a read-write lock.
         """
         if capacity == self.declared or not declares:
             return self.capacity, self.declared
-        return capacity if self.declared or not self.capacity else self.capacity, capacity
+        counts = self.declared or not self.capacity or capacity in EXCLUSIVE
+        return capacity if counts else self.capacity, capacity
 
     def refusal_of_repeat(self, live: Entry | None, request: str, place: str, weight: int, key: str) -> Reply:
         """Return the reply to a late copy, or to a request that differs from an earlier one; empty if it is neither."""
@@ -385,7 +390,9 @@ class Model(ResourceState):
         return [Status.QUEUED, before, self.told(self.queue[ticket], self.soonest()), self.capacity, 0]
 
     def resize(self, capacity: int, idle: int) -> Reply:
-        """Set the capacity, which is not a declaration."""
+        """Set the capacity, which is not a declaration; refused of a lock and of a read-write lock."""
+        if self.declared in EXCLUSIVE and capacity != self.declared:
+            return [0, self.declared]
         self.capacity = capacity
         self.advance()
         self.keep(idle)

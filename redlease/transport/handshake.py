@@ -76,7 +76,7 @@ def is_mistake(error: Exception) -> bool:
 
 def missing_rights(errors: list[str], prefix: str, *, cluster: bool = False) -> RedleaseError:
     """Returns the error for a Redis user who lacks the permissions that these replies name."""
-    rules = rights.rules(prefix, rights.CLIENT + rights.WORKER + rights.CLUSTER * cluster)
+    rules = rights.rules(prefix, rights.CLIENT + rights.WORKER) + f" {rights.CLUSTER_RULES}" * cluster
     return RedleaseError(
         f"the Redis user lacks rights that redlease needs: {'; '.join(error.rstrip('. ') for error in errors)}. "
         f"Grant them, for example: ACL SETUSER <user> {rules}"

@@ -40,10 +40,15 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the view is served. `token`: what a change must carry, None if the view is read-only."""
+    """Where the view is served.
+
+    `changes`: whether it lets somebody change anything; `token`: what a change must carry, None if there are no
+    changes, or if the environment has it: that is a secret to keep.
+    """
 
     url: str
     is_loopback: bool
+    changes: bool
     token: str | None
 
 
@@ -68,11 +73,12 @@ async def serve(settings: Settings, on_ready: Callable[[Address], None]) -> None
         Unavailable: The Redis server was not reached at the start. Later outages are shown on the page.
         ValueError: The URL, the prefix or the given token is wrong.
     """
-    token = _token() if settings.allow_changes else None
+    given = _given_token() if settings.allow_changes else None
+    new = secrets.token_urlsafe(24) if settings.allow_changes and given is None else None
     async with Redlease.from_url(settings.url, prefix=settings.prefix, call_timeout=CALL_TIMEOUT_S) as client:
         gatherer = Gatherer(client, settings.pattern)
         facts = {"server": settings.server, "prefix": settings.prefix, "pattern": settings.pattern}
-        application = View(client, gatherer, facts, token).application([settings.host, *settings.hosts])
+        application = View(client, gatherer, facts, given or new).application([settings.host, *settings.hosts])
         config = uvicorn.Config(
             application,
             ws="none",
@@ -84,7 +90,7 @@ async def serve(settings: Settings, on_ready: Callable[[Address], None]) -> None
             timeout_graceful_shutdown=5,
         )
         with _listening(settings.host, settings.port) as listener:
-            on_ready(_address(listener, token))
+            on_ready(_address(listener, new, changes=settings.allow_changes))
             await Server(config, gatherer).serve(sockets=[listener])
 
 
@@ -93,17 +99,17 @@ def _listening(host: str, port: int) -> socket.socket:
     return socket.create_server(address[:2], family=family)
 
 
-def _address(listener: socket.socket, token: str | None) -> Address:
+def _address(listener: socket.socket, token: str | None, *, changes: bool) -> Address:
     host, port = listener.getsockname()[:2]
     bound = ip_address(host)
     if bound.is_unspecified:  # all addresses of this machine, one of which is
         host = "127.0.0.1" if bound.version == 4 else "::1"
     url = f"http://[{host}]:{port}/" if bound.version == 6 else f"http://{host}:{port}/"
-    return Address(url, bound.is_loopback, token)
+    return Address(url, bound.is_loopback, changes, token)
 
 
-def _token() -> str:
-    """Returns the token of the environment, or a new one.
+def _given_token() -> str | None:
+    """Returns the token of the environment, None if there is none.
 
     Raises:
         ValueError: The given one is too short to be hard to guess.
@@ -111,4 +117,4 @@ def _token() -> str:
     given = os.environ.get(TOKEN_VARIABLE)
     if given is not None and len(given) < TOKEN_LENGTH_MIN:
         raise ValueError(f"{TOKEN_VARIABLE} must have at least {TOKEN_LENGTH_MIN} characters")
-    return given or secrets.token_urlsafe(24)
+    return given

@@ -1,4 +1,4 @@
-"""`redlease release` and `resize`: what they change, and when they ask."""
+"""`redlease release`, `resize`, `limit` and `pause`: what they change, what they refuse, and when they ask."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redlease import Redlease, Withdrawn
+from redlease.cli.statuses import Exit
+from redlease.primitives.overview import UNDECLARED, is_known
 
 from command_line import COMMAND, run_async
 from helpers import queue_up
@@ -82,13 +84,70 @@ async def test_a_script_must_say_yes_to_release_all(place: tuple[str, ...], url:
 async def test_a_script_that_names_what_it_changes_is_not_asked(place: tuple[str, ...], url: str, prefix: str) -> None:
     """One ticket is released, and a capacity set, without --yes; JSON tells of both."""
     async with Redlease.from_url(url, prefix=prefix) as client:
+        await client.semaphore("gpu", capacity=2).acquire()
         await client.lock("invoice").acquire(ticket="stuck")
         done = await run_async("release", "invoice", "stuck", "--json", *place)
         assert json.loads(done.stdout) == {"resource": "invoice", "ticket": "stuck", "released": True}
         done = await run_async("release", "invoice", "stuck", "--json", *place)
         assert (done.returncode, json.loads(done.stdout)["released"]) == (1, False)
-        done = await run_async("resize", "invoice", "4", "--json", *place)
-        assert json.loads(done.stdout) == {"resource": "invoice", "capacity": 4}
+        done = await run_async("resize", "gpu", "4", "--json", *place)
+        assert json.loads(done.stdout) == {"resource": "gpu", "capacity": 4}
+
+
+async def test_locks_are_not_resized(place: tuple[str, ...], url: str, prefix: str) -> None:
+    """Neither a lock nor a read-write lock, of which no units can be limited either; each error says which it is."""
+    async with Redlease.from_url(url, prefix=prefix) as client:
+        await client.lock("mutex").acquire()
+        await client.rwlock("rw").read.acquire()
+        for words, kind in (
+            (("resize", "mutex", "3"), "it is a lock"),
+            (("resize", "rw", "3"), "it is a read-write lock"),
+            (("limit", "rw", "--capacity", "3"), "is a read-write lock"),
+        ):
+            done = await run_async(*words, "--yes", *place)
+            assert (done.returncode, done.stdout) == (1, ""), done.stderr
+            assert kind in done.stderr
+        assert await client.lock("mutex").try_acquire() is None
+        assert (await client.rwlock("rw").inspect()).limits == ()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pause", "vendro"),
+        ("limit", "vendro", "--capacity", "1"),
+        ("limit", "vendro", "--capacity", "1", "--key", "k"),
+        ("resize", "vendro", "3"),
+    ],
+)
+async def test_a_mistyped_name_is_refused(
+    words: tuple[str, ...], place: tuple[str, ...], url: str, prefix: str
+) -> None:
+    """With a status of its own, and nothing is made; a terminal is asked, and --create makes it."""
+    async with Redlease.from_url(url, prefix=prefix) as client:
+        look = client.semaphore("vendro", capacity=UNDECLARED).inspect
+        for options in ((), ("--yes",)):
+            done = await run_async(*words, *options, *place)
+            assert (done.returncode, done.stdout) == (Exit.UNKNOWN, "")
+            assert "nothing is known of 'vendro'" in done.stderr
+            assert not is_known(await look())
+        status, shown = await asyncio.to_thread(answered, b"n\n", *words, *place)
+        assert status == 1
+        assert "Nothing is known of that name" in shown
+        assert not is_known(await look())
+        done = await run_async(*words, "--create", *place)
+        assert done.returncode == 0, done.stderr
+        assert is_known(await look())
+
+
+@pytest.mark.parametrize(
+    "words", [("inspect", "r"), ("pause", "r"), ("resize", "r", "2"), ("release", "r", "t"), ("ls",), ("history", "r")]
+)
+async def test_a_server_that_is_away_has_a_status_of_its_own(words: tuple[str, ...]) -> None:
+    """It is neither that of a name of which nothing is known, nor that of another error."""
+    done = await run_async(*words, "--url", "redis://127.0.0.1:1/0")
+    assert done.returncode == Exit.UNAVAILABLE, done.stderr
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize(

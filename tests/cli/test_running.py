@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redlease import Redlease, clock
-from redlease.cli.running import SUPERVISOR, Exit
+from redlease.cli.running import SUPERVISOR
+from redlease.cli.statuses import Exit
 
 from command_line import COMMAND, run_async
 from helpers import eventually, until_waiting
@@ -185,6 +186,21 @@ async def test_a_pool_runs_as_many_commands_as_it_has_capacity(started: Any, url
     place = ("--url", url, "--prefix", prefix)
     done = await run_async("run", "r", "--capacity", "2", "--timeout", "0", *place, "--", "true")
     assert done.returncode == Exit.NOT_GRANTED
+
+
+async def test_without_a_capacity_it_changes_none(url: str, prefix: str) -> None:
+    """A pool of 2 that was resized to 3 stays so, and the command has one of its units; an unknown name is a lock."""
+    place = ("--url", url, "--prefix", prefix)
+    async with Redlease.from_url(url, prefix=prefix) as client:
+        pool = client.semaphore("pool", capacity=2)
+        async with pool:
+            await pool.resize(3)
+            done = await run_async("run", "pool", "--timeout", "5", *place, "--", "true")
+            assert done.returncode == 0, done.stderr
+            assert (await pool.acquire()).capacity == 3  # 2 is still what was declared last
+        done = await run_async("run", "new", *place, "--", "true")
+        assert done.returncode == 0, done.stderr
+        assert (await client.lock("new").inspect()).capacity == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

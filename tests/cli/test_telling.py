@@ -10,6 +10,7 @@ import redis.asyncio
 
 from redlease import HistoryEntry, Redlease
 from redlease.cli.history import lines_of
+from redlease.cli.plain import plain
 
 from command_line import HARMLESS, HOSTILE, run_async
 from helpers import keys_of
@@ -44,7 +45,7 @@ async def test_the_history_is_printed(servers: Servers, prefix: str) -> None:
     assert [line.split()[2] for line in table.stdout.splitlines()[1:]] == ["granted", "forced"]
     assert json.loads(lines.stdout)["event"] == "forced"
     assert (none.returncode, none.stdout) == (1, "")
-    assert "there is no history of unknown" in none.stderr
+    assert "there is no history of 'unknown'" in none.stderr
 
 
 @pytest.mark.slow
@@ -63,3 +64,9 @@ async def test_a_measurement_leaves_nothing(servers: Servers, prefix: str) -> No
     assert [line.split("  ")[0] for line in told.stdout.splitlines()] == [
         *("server", "round trip", "one lock", "many locks", "hand-off"),
     ]
+
+
+def test_no_two_names_look_alike() -> None:
+    """A line break is not shown as a name with a backslash and an n in it is."""
+    names = ["a\nb", r"a\nb", r"a\\nb", "a\\\nb", "a\x1b", r"a\x1b"]
+    assert len({plain(name) for name in names}) == len(names)

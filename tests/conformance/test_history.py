@@ -103,8 +103,8 @@ async def test_a_loss_is_noted_while_capacity_is_free(client: Redlease) -> None:
 
 async def test_what_operators_do(client: Redlease) -> None:
     """A release by ticket is forced, of a waiter too; each new capacity is noted, by a resize or a declaration."""
-    pool = client.semaphore("r", capacity=1, history=100)
-    held = await pool.acquire(ticket="held")
+    pool = client.semaphore("r", capacity=2, history=100)
+    held = await pool.acquire(ticket="held", weight=2)
     (waiting,) = await queue_up(pool, 1)
     (waiter,) = (await pool.inspect()).waiters
     assert await pool.release(waiter.ticket)

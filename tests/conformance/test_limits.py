@@ -41,7 +41,7 @@ async def test_capacities(client: Redlease, capacity: Any) -> None:
     with pytest.raises(ValueError, match="capacity"):
         client.semaphore("r", capacity=capacity)
     with pytest.raises(ValueError, match="capacity"):
-        await client.semaphore("r", capacity=1).resize(capacity)
+        await client.semaphore("r", capacity=2).resize(capacity)
 
 
 @on_one_engine

@@ -106,16 +106,16 @@ async def _unlocked(client: Redlease) -> bool:
 
 async def test_a_larger_capacity_admits_at_once(client: Redlease, make_client: MakeClient) -> None:
     """After a resize all waiters that fit now are granted, without anybody releasing."""
-    pool = client.semaphore("r", capacity=1)
-    await pool.acquire()
+    pool = client.semaphore("r", capacity=2)
+    await pool.acquire(weight=2)
     tasks = await queue_up(pool, 4)
-    await (await make_client()).semaphore("r", capacity=1).resize(3)
+    await (await make_client()).semaphore("r", capacity=2).resize(4)
     permits = [await asyncio.wait_for(task, 5) for task in tasks[:2]]
-    assert all(permit.capacity == 3 for permit in permits)
+    assert all(permit.capacity == 4 for permit in permits)
     assert not tasks[2].done()
-    await pool.resize(5)
+    await pool.resize(6)
     await asyncio.wait_for(asyncio.gather(*tasks[2:]), 5)
-    assert (await pool.inspect()).capacity == 5
+    assert (await pool.inspect()).capacity == 6
 
 
 async def test_a_smaller_capacity_takes_nothing_away(client: Redlease) -> None:
@@ -179,6 +179,24 @@ async def test_a_resource_may_be_sized_before_its_first_use(client: Redlease) ->
     pool = client.semaphore("r", capacity=2)
     await pool.resize(3)
     assert (await pool.acquire()).capacity == 3
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore", "rwlock"])
+async def test_what_excludes_others_is_not_resized(client: Redlease, make_client: MakeClient, kind: str) -> None:
+    """A lock, a pool of one and a read-write lock refuse, and what was set before their first use does not count."""
+    other = (await make_client()).semaphore("r", capacity=9)
+    await other.resize(3)
+    primitive = {
+        "lock": lambda: client.lock("r"),
+        "semaphore": lambda: client.semaphore("r", capacity=1),
+        "rwlock": lambda: client.rwlock("r").write,
+    }[kind]()
+    permit = await primitive.acquire()
+    with pytest.raises(ValueError, match=r"'r' cannot be resized to 3: it is a (read-write )?lock"):
+        await other.resize(3)
+    assert await primitive.try_acquire() is None
+    assert await primitive.release(permit)
+    await primitive.acquire()
 
 
 async def test_a_call_in_the_last_moment_of_a_resource_keeps_it(
@@ -290,8 +308,8 @@ async def test_release_all_cancels_bodies(client: Redlease) -> None:
 
 async def test_watch_yields_changes(client: Redlease, make_client: MakeClient) -> None:
     """A watcher sees the resource as it is, and then each change without asking for it."""
-    pool = client.semaphore("r", capacity=1)
-    watching = (await make_client()).semaphore("r", capacity=1).watch()
+    pool = client.semaphore("r", capacity=2)
+    watching = (await make_client()).semaphore("r", capacity=2).watch()
     seen: list[Snapshot] = [await anext(watching)]
 
     async def until(holders: int, waiters: int) -> None:
@@ -299,7 +317,7 @@ async def test_watch_yields_changes(client: Redlease, make_client: MakeClient) -
             seen.append(await asyncio.wait_for(anext(watching), 2))
 
     await until(0, 0)
-    permit = await pool.acquire()
+    permit = await pool.acquire(weight=2)
     await until(1, 0)
     (task,) = await queue_up(pool, 1)
     await until(1, 1)
@@ -391,11 +409,11 @@ async def test_many_may_watch(client: Redlease) -> None:
 @pytest.mark.slow
 async def test_many_waiters_and_holders_at_once(client: Redlease) -> None:
     """Work over more than one batch is finished: hundreds granted by one resize."""
-    pool = client.semaphore("r", capacity=1)
-    permit = await pool.acquire()
+    pool = client.semaphore("r", capacity=2)
+    permit = await pool.acquire(weight=2)
     tasks = [asyncio.create_task(pool.acquire()) for _ in range(350)]
     await until_waiting(pool, 350)
-    await pool.resize(400)
+    await pool.resize(401)
     assert len(await asyncio.wait_for(asyncio.gather(*tasks), 5)) == 350
     assert await pool.release_all() == 351
     assert not await pool.release(permit)

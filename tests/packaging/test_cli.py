@@ -29,6 +29,7 @@ from redlease.cli.demo.screen import Screen, summary
 from redlease.cli.demo.timeline import draw
 from redlease.cli.demo.verdict import ALLOWANCE, Verdict, judge
 from redlease.cli.snapshot import lines_of
+from redlease.cli.statuses import Exit
 
 from command_line import COMMAND, HARMLESS, HOSTILE, run, run_async, seen_on_terminal
 from helpers import cancel, eventually, queue_up
@@ -526,14 +527,14 @@ async def test_inspect_invents_nothing_of_a_name_never_used(url: str, prefix: st
     """Without a capacity on the server none is shown, and once there is one, nobody need have acquired."""
     place = ("--url", url, "--prefix", prefix)
     done = await run_async("inspect", "never", *place)
-    assert done.returncode == 1
+    assert done.returncode == Exit.UNKNOWN
     assert done.stdout.startswith("never: nothing is known of it"), done.stderr
     done = await run_async("inspect", "never", "--json", *place)
-    assert done.returncode == 1
+    assert done.returncode == Exit.UNKNOWN
     assert json.loads(done.stdout)["capacity"] is None
-    await run_async("resize", "never", "1", *place)
+    await run_async("resize", "never", "2", "--create", *place)
     done = await run_async("inspect", "never", *place)
-    assert done.stdout == "never: 0 of 1 held, 0 waiting, last fence unknown\n"
+    assert done.stdout == "never: 0 of 2 held, 0 waiting, last fence unknown\n"
 
 
 async def test_release_takes_a_ticket_out(url: str, prefix: str) -> None:
@@ -549,13 +550,13 @@ async def test_release_takes_a_ticket_out(url: str, prefix: str) -> None:
 async def test_resize_sets_the_capacity(url: str, prefix: str) -> None:
     """The new capacity holds for those who wait already."""
     async with Redlease.from_url(url, prefix=prefix) as client:
-        gpu = client.semaphore("gpu", capacity=1)
-        permit = await gpu.acquire()
+        gpu = client.semaphore("gpu", capacity=2)
+        permit = await gpu.acquire(weight=2)
         waiting = asyncio.create_task(gpu.acquire())
         await eventually(lambda: waiters_of(client, "gpu"))
-        done = await run_async("resize", "gpu", "2", "--url", url, "--prefix", prefix)
+        done = await run_async("resize", "gpu", "3", "--url", url, "--prefix", prefix)
         assert done.returncode == 0, done.stderr
-        assert (await asyncio.wait_for(waiting, 15)).capacity == 2
+        assert (await asyncio.wait_for(waiting, 15)).capacity == 3
         await gpu.release(permit)
 
 
@@ -609,7 +610,7 @@ async def test_watch_shows_each_change(url: str, prefix: str) -> None:
 def test_what_goes_wrong_is_told_in_one_line(address: str, shown: str) -> None:
     """A server that is not there: no traceback, what to do, and nothing that a terminal would obey."""
     done = run("inspect", "invoice", "--url", address)
-    assert done.returncode == 1
+    assert done.returncode == Exit.UNAVAILABLE
     assert done.stdout == ""
     assert done.stderr.startswith("redlease: ")
     assert done.stderr.count("\n") == 1

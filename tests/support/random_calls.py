@@ -177,8 +177,8 @@ class RandomCalls:
         return *self.permit(), self.random.choice([1, 1, 2, 3]), self.idle
 
     def resize(self) -> Args:
-        """Set the capacity; that of a read-write lock stays."""
-        return CAPACITY_MAX if self.capacity == CAPACITY_MAX else self.random.randint(1, 6), self.idle
+        """Set the capacity, which is refused of a lock and a read-write lock."""
+        return 3 if self.capacity == CAPACITY_MAX else self.random.randint(1, 6), self.idle
 
     def limit(self) -> Args:
         """Set or lift a limit, of the resource or of keys."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from redlease.limits import CAPACITY_MAX
+
 LABEL = '["o",{}]'
 IDLE = 60_000
 LEASE, WAITS = 30_000, 10_000
@@ -208,6 +210,16 @@ SCENARIOS: dict[str, list[Call]] = {
         acquire(9, "e", capacity=4),
         [10, "resize", 9, IDLE],
         inspect(11),
+    ],
+    "a lock and a read-write lock are not resized, whatever was set before they were used": [
+        [0, "resize", 3, IDLE],
+        acquire(1, "a"),
+        acquire(2, "b"),
+        [3, "resize", 3, IDLE],
+        [4, "resize", 1, IDLE],
+        acquire(5, "c", capacity=CAPACITY_MAX),
+        [6, "resize", 3, IDLE],
+        inspect(7),
     ],
     "a full queue refuses, and counts live waiters": [
         acquire(0, "a", lease=60_000),

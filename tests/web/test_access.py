@@ -136,6 +136,16 @@ async def test_an_order_that_makes_no_sense_changes_nothing(
     assert await state_of(client) == (2, ["stuck"])
 
 
+async def test_a_lock_is_not_resized(asked: Asked, client: Redlease) -> None:
+    """It is refused with the reason, and nothing is changed."""
+    await client.lock("gpu").acquire(ticket="stuck")
+    async with asked(TOKEN) as http:
+        order = {"resource": "gpu", "capacity": 3}
+        refused = await http.post("/resize", json=order, headers={"X-Redlease-Token": TOKEN})
+    assert (refused.status_code, "it is a lock" in refused.json()["error"]) == (422, True)
+    assert await state_of(client) == (1, ["stuck"])
+
+
 async def test_only_files_of_the_page_are_served(asked: Asked) -> None:
     """A path leads to none elsewhere, and a resource whose name cannot be has no stream."""
     async with asked(None) as http:

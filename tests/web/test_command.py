@@ -10,8 +10,10 @@ import sys
 import httpx
 import pytest
 
+from redlease.cli.statuses import Exit
+
 from command_line import COMMAND, run_async
-from web_view import served
+from web_view import TOKEN, served
 
 WITHOUT_THE_EXTRA = (
     "import sys; sys.modules['{missing}'] = None; sys.argv = ['redlease', 'web']; from redlease.cli import main; main()"
@@ -40,6 +42,25 @@ async def told_by(*options: str) -> str:
     assert await asyncio.wait_for(process.stdout.readline(), 50)
     process.terminate()
     return (await process.communicate())[1].decode()
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+async def test_a_token_of_the_environment_is_not_printed(
+    url: str, prefix: str, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is printed may be in a log; the page asks for the token."""
+    monkeypatch.setenv("REDLEASE_WEB_TOKEN", TOKEN)
+    process = await asyncio.create_subprocess_exec(
+        *(*COMMAND, "web", "--port", "0", "--allow-changes", "--url", url, "--prefix", prefix, *options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    told = await asyncio.wait_for(process.stdout.readline(), 50)
+    process.terminate()
+    told += (await process.communicate())[0]
+    assert TOKEN.encode() not in told
+    assert (b'"token": null' if options else b"the page asks for it") in told
 
 
 async def test_it_ends_at_once_while_a_browser_looks(url: str, prefix: str) -> None:
@@ -78,6 +99,7 @@ async def test_what_cannot_be_served_is_told_in_a_line(url: str, prefix: str) ->
             run_async("web", "--url", "redis://localhost:1", "--port", "0"),
         )
     for done in (used, none):
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+    assert (used.returncode, none.returncode) == (1, Exit.UNAVAILABLE)
     assert "Address already in use" in used.stderr
     assert "could not be reached" in none.stderr

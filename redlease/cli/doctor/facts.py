@@ -13,7 +13,6 @@ ROUND_TRIPS = 21
 # Rights that clients do without, and what needs them; each is tried by a command that changes nothing.
 OPTIONAL = {
     "scan": (("SCAN", 0, "COUNT", 1), "`redlease ls` and `doctor`"),
-    "config|get": (("CONFIG", "GET", "save"), "`redlease doctor`"),
     "wait": (("WAIT", 0, 1), "`durability=`"),
 }
 
@@ -22,8 +21,9 @@ OPTIONAL = {
 class Facts:
     """What is known of a master.
 
-    `info`: the fields of INFO; `config`: some of CONFIG GET, empty if the user may not ask; `cluster`: the fields of
-    CLUSTER INFO, empty for a single server; `missing`: optional rights that the user lacks; `round_trip_ms`: a median;
+    `info`: the fields of INFO; `config`: some settings, empty unless the user is an administrator, since CONFIG GET
+    shows passwords too; `cluster`: the fields of CLUSTER INFO, empty for a single server; `missing`: optional rights
+    that the user lacks; `round_trip_ms`: a median;
     `clock_ahead_ms`: how far the server's clock is ahead of this machine's, give or take `clock_error_ms`.
     """
 

@@ -15,6 +15,7 @@ CLOCK_OFF_MS = 1000.0
 LAG_S = 10  # a replica reports once a second
 MEMORY_HIGH, MEMORY_FULL = 0.8, 0.95
 SLOTS = 16384
+UNSEEN = "not visible to this user"
 
 
 def check_server(facts: Facts, *, as_cluster: bool) -> Iterator[Finding]:
@@ -42,8 +43,11 @@ def _server(facts: Facts) -> Found:
 
 
 def _rights(facts: Facts) -> Found:
-    if not facts.missing:
+    if not facts.missing and facts.config:
         return Level.OK, "the Redis user may do all that redlease does", ""
+    if not facts.missing:
+        said = "the Redis user may do all that redlease does, and does not see the settings of the server"
+        return Level.OK, said, "An administrator's URL shows `appendfsync`, `save` and `min-replicas-to-write` too"
     needed = "; ".join(f"+{name} for {OPTIONAL[name][1]}" for name in facts.missing)
     grants = " ".join(f"+{name}" for name in facts.missing)
     said = f"the Redis user may do what clients need, but lacks {needed}"
@@ -77,9 +81,9 @@ def _persistence(facts: Facts) -> Found:
         said = f"the last save to disk has failed ({', '.join(failed)})"
         return Level.ERROR, said, "The server may refuse writes: look at its disk and its log"
     if info.get("aof_enabled") == "1":
-        return Level.OK, f"AOF, appendfsync {facts.config.get('appendfsync', 'unknown')}", ""
+        return Level.OK, f"AOF, appendfsync {facts.config.get('appendfsync', UNSEEN)}", ""
     if not facts.config:
-        said = "no AOF; whether there are RDB snapshots is unknown"
+        said = f"no AOF; whether there are RDB snapshots is {UNSEEN}"
     elif facts.config.get("save"):
         said = "RDB snapshots only: a restart loses what came after the last one"
     else:
@@ -109,18 +113,19 @@ def _memory(facts: Facts) -> Found:
 
 
 def _replicas(facts: Facts) -> Found:
-    needed = int(facts.config.get("min-replicas-to-write", "0"))
+    needed = facts.config.get("min-replicas-to-write", UNSEEN)
     replicas = [dict(_parts(value)) for name, value in facts.info.items() if re.fullmatch(r"slave\d+", name)]
     behind = [each for each in replicas if each.get("state") != "online" or int(each.get("lag", "0")) > LAG_S]
     usable = len(replicas) - len(behind)
-    said = f"{usable} of {len(replicas)} online, min-replicas-to-write {needed if facts.config else 'unknown'}"
-    if usable < needed:
+    said = f"{usable} of {len(replicas)} online" if replicas else "none"
+    said = f"{said}, min-replicas-to-write {needed}"
+    if needed.isdecimal() and usable < int(needed):
         advice = "The server refuses every write: bring replicas back, or lower min-replicas-to-write"
         return Level.ERROR, said, advice
     if behind:
         where = ", ".join(f"{each.get('ip')}:{each.get('port')}" for each in behind)
         return Level.WARNING, f"{said}; not following: {where}", "Look at the log of these replicas"
-    return Level.OK, said if replicas else f"none, min-replicas-to-write {needed}", ""
+    return Level.OK, said, ""
 
 
 def _parts(value: str) -> Iterator[tuple[str, str]]:
@@ -139,7 +144,7 @@ def _cluster(facts: Facts, *, as_cluster: bool) -> Found:
         for name in ("cluster_state", "cluster_slots_assigned", "cluster_slots_pfail", "cluster_slots_fail")
     )
     if not facts.cluster:
-        return Level.WARNING, said, "Grant the Redis user +cluster"
+        return Level.WARNING, said, "Grant the Redis user +cluster|info"
     whole = int(facts.cluster.get("cluster_slots_ok", "0")) == SLOTS
     if facts.cluster.get("cluster_state") == "ok" and whole:
         return Level.OK, said, ""

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from redlease.cli import history, snapshot
 from redlease.cli.listing import HEADS, cells_of, name_of, style_of
-from redlease.cli.plain import plain
+from redlease.cli.plain import plain, printable
 from redlease.primitives.overview import Summary
 
 from .view import BY_NAME, SORTINGS, View
@@ -48,7 +48,7 @@ def _heading(view: View) -> Text:
 
 def _foot(view: View) -> Text:
     if view.trouble:
-        return Text(plain(view.trouble), "bold white on red")
+        return Text(printable(view.trouble), "bold white on red")
     return Text(KEYS_TYPING if view.typing else KEYS_OPENED if view.opened is not None else KEYS, "dim")
 
 
@@ -86,7 +86,7 @@ def _heads(view: View) -> Text:
 def _opened(view: View, width: int, rows: int) -> Iterator[Text]:
     """Yields the lines of one resource: who holds and who waits, and the end of its history."""
     if view.detail is None:
-        told = f"{plain(view.opened or '')}: being read" if not view.trouble else plain(view.trouble)
+        told = f"{plain(view.opened or '')}: being read" if not view.trouble else printable(view.trouble)
         yield from (Text(line, "dim" if not view.trouble else "red") for line in textwrap.wrap(told, width))
         return
     lines = list(snapshot.lines_of(view.detail.snapshot, width))

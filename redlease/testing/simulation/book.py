@@ -223,8 +223,9 @@ class Book:
             self.held[args[0]].weight = min(self.held[args[0]].weight, int(args[2]))
         yield from ()
 
-    def _resize(self, args: list[str], _: Sequence[Any]) -> Iterator[str]:
-        self.capacity = int(args[0])
+    def _resize(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
+        if len(reply) == 1:
+            self.capacity = int(args[0])
         yield from ()
 
     def _check(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:

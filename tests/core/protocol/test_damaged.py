@@ -128,6 +128,22 @@ async def test_a_waiter_without_a_record_is_shown_and_taken_out(
     assert await lock.release(await waiting)  # its client queued again
 
 
+async def test_a_waiter_without_a_record_is_taken_out_though_the_sums_are_right(
+    client: Redlease, raw: redis.asyncio.Redis, keys: Resource
+) -> None:
+    """A holder's entry was lost as well, which outweighs the loss of the record: no repair has found either."""
+    lock = client.lock("gpu", waiter_lease=60)
+    held = await lock.acquire()
+    waiting = asyncio.create_task(lock.acquire(ticket="lost"))
+    await until_waiting(lock, 1)
+    await raw.hdel(keys.keys[0], "tlost")
+    await raw.zrem(keys.keys[1], held.ticket)
+    assert await lock.release("lost")
+    assert (await lock.inspect()).damaged == ()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+
 async def test_a_member_that_is_no_utf_8_is_shown_and_released_with_all(
     client: Redlease, raw: redis.asyncio.Redis, keys: Resource
 ) -> None:

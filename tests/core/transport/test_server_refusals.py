@@ -155,15 +155,15 @@ async def test_the_rights_that_the_error_names_are_enough(
     (advice,) = re.findall(r"ACL SETUSER <user> (.*)", await refusal(limited.url, prefix=prefix))
     limited.may("resetchannels", *advice.split())
     client = await make_client(url=limited.url)
-    lock = client.semaphore("r", capacity=1)
-    async with lock:
+    lock = client.semaphore("r", capacity=2)
+    async with lock.hold(weight=2):
         (task,) = await queue_up(lock, 1)
     permit = await lock.renew(await task)
     hold = await lock.adopt(permit)
     assert await lock.check(hold.permit)
-    await lock.resize(2)
+    await lock.resize(3)
     watching = lock.watch()
-    assert (await anext(watching)).capacity == 2
+    assert (await anext(watching)).capacity == 3
     await watching.aclose()
     assert await lock.release_all(queue=True) == 1
 
