@@ -163,7 +163,7 @@ def one_key(bench: Bench) -> None:
     full = fill.acquire("r", key="k", most="-1 100", label=LARGE)
     bench.measure("acquire, refused at max_waiters_per_key, a process has died", _paced(full))
     fill.make([fill.acquire("r", ticket="newest", key="k", place="new|1", label=LARGE)])
-    newest = fill.call("r", scripts.SUPERSEDE, "newest", "hnewest", 1, 60_000, 1000, IDLE_MS)
+    newest = fill.call("r", scripts.SUPERSEDE, "newest", "hnewest", 1, 60_000, 1000, IDLE_MS, "")
     bench.measure('when_full="replace-holder"', [newest] * TIMES)
     fill.die("r")
     bench.measure("release, all waiters of a key dead", bench.rest_of("r", fill.release("r", "holder")))

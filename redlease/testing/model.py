@@ -15,7 +15,7 @@ is: `docs/protocol.md` names the calls and their arguments.
   `refusal_of_repeat`, `repeat_held` and `repeat_queued`.
 
 P6 and P7 are promises of a client and not of the server. The messages that the server publishes are not in the model,
-nor is the limit of 100 entries that one call grants or removes. Where requests have keys, what the server tells of
+nor are the limits to what one call looks at, grants or removes. Where requests have keys, what the server tells of
 places in the queue is a guess, and what the model tells another one.
 
 One thing is as it is for the sake of the server's speed: expired entries are removed late. An expired permit occupies
@@ -314,12 +314,12 @@ class Model(ResourceState):
         return [int(held is not None), 0]
 
     def supersede(  # noqa: PLR0917 - see above
-        self, ticket: str, request: str, holders: int, tombstone: int, grace: int, idle: int
+        self, ticket: str, request: str, holders: int, tombstone: int, grace: int, idle: int, _after: str = ""
     ) -> Reply:
         """Let a waiting request take the place of the others of its key that came before it, or of holders too."""
         queued = self.queue.get(ticket)
         if queued is None or not queued.names(request) or not self.is_live(queued):
-            return [0, 0]
+            return [0, 0, b""]
         superseded = 0
         for other in [other for other in self.waiters() if other.key == queued.key]:
             is_before = self.turns.precedes(other, queued) and other.since <= queued.since
@@ -332,7 +332,7 @@ class Model(ResourceState):
             superseded += self.replace_holders(queued, grace)
         self.advance()
         self.keep(idle)
-        return [superseded, 0]
+        return [superseded, 0, b""]
 
     def replace_waiter(self, other: Entry, tombstone: int) -> None:
         """Take a waiter out of the queue, and refuse its requests for so long."""

@@ -100,7 +100,12 @@ end
 -- Returns how many units of a key must be released before it may have so many more; a time without grants ends by itself.
 function turns.lacks(key, weight)
   local most = limit_of(key, true)
-  return most and (read_key(key)) + weight - most or 0
+  return most and turns.held(key) + weight - most or 0
+end
+
+-- Returns how many units a key has in use.
+function turns.held(key)
+  return (read_key(key))
 end
 
 -- Returns how many waiters a key has.
