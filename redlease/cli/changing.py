@@ -77,10 +77,10 @@ async def set_limit(job: LimitJob, url: str, prefix: str, *, yes: bool) -> None:
         await resource.limit(job.capacity, per_key=job.per_key, key=job.key, until=until, reason=job.reason)
 
 
-async def lift_limits(name: str, key: str | None, url: str, prefix: str) -> bool:
+async def lift_limits(name: str, key: str | None, url: str, prefix: str, *, held_back: bool) -> bool:
     """Lifts the limits of a resource, or of one key; returns whether there was one."""
     async with resource_at(name, url, prefix) as resource:
-        return await resource.unlimit(key=key)
+        return await (resource.end_hold_back(key) if held_back else resource.unlimit(key=key))
 
 
 async def set_pause(name: str, until: str | None, reason: str, url: str, prefix: str, *, yes: bool) -> None:

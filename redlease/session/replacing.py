@@ -58,7 +58,7 @@ class Replacing:
             else:
                 waiting.fail(reply.error(waiting.ask.resource.name, waiting.ask.ticket))
         elif reply[2] or reply[3]:
-            # The call stopped at a limit: of requests to replace, of holders to look at, or of grants, perhaps after its own.
+            # It stopped at a limit: of requests to replace, of holders to look at, or of grants, perhaps after its own.
             self._after = reply[3]
             if reply[2]:
                 waiting.session.keeper.follow_up(waiting.ask.resource, waiting.ask.terms)

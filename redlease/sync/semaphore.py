@@ -225,7 +225,7 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
         self._client.call(lambda: self._twin.limit(capacity, per_key=per_key, key=key, until=until, reason=reason))
 
     def unlimit(self, *, key: str | None = None) -> bool:
-        """Lifts what `limit` and `hold_back` have set; as `redlease.Semaphore.unlimit`."""
+        """Lifts what `limit` has set; as `redlease.Semaphore.unlimit`."""
         return self._client.call(lambda: self._twin.unlimit(key=key))
 
     def pause(self, *, until: Until = None, reason: str = "") -> None:
@@ -239,6 +239,10 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
     def hold_back(self, key: str | None, delay: Duration, *, reason: str = "") -> None:
         """Grants nothing of that key so long; as `redlease.Semaphore.hold_back`."""
         self._client.call(lambda: self._twin.hold_back(key, delay, reason=reason))
+
+    def end_hold_back(self, key: str | None) -> bool:
+        """Ends what `hold_back` has set, earlier; as `redlease.Semaphore.end_hold_back`."""
+        return self._client.call(lambda: self._twin.end_hold_back(key))
 
     def release_all(self, *, queue: bool = False) -> int:
         """Releases the permits of all holders, with `queue` first all waiters; returns how many."""

@@ -393,16 +393,22 @@ class Model(ResourceState):
 
     def limit(self, kind: str, key: str, units: int | str, until: str, idle: int) -> Reply:
         """Set or lift a limit, which outranks what processes declare."""
-        ends = self.set_limit(kind, key, units, until)
+        before, ends = self.limits.get(Limit.named(kind, key)), self.ending(until)
+        if before and kind == "back" and units != "" and self.now < ends <= before.until:
+            return [before.until, 0]  # of several times after a vendor's refusal the last one counts
+        ends = self.set_limit(kind, key, units, ends)
         if ends:
             self.proceed(key, idle)
         return [ends, 0]
 
-    def set_limit(self, kind: str, key: str, units: int | str, until: str) -> int:
+    def ending(self, until: str) -> int:
+        """Return when a limit ends that is set now."""
+        return int(until[1:]) if until.startswith("@") else self.now + int(until or FOR_GOOD_MS)
+
+    def set_limit(self, kind: str, key: str, units: int | str, ends: int) -> int:
         """Set or lift a limit; return when it ends, 0 if there is none, or it would be over already."""
         name = Limit.named(kind, key)
         before = self.limits.get(name)
-        ends = int(until[1:]) if until.startswith("@") else self.now + int(until or FOR_GOOD_MS)
         if units == "":
             ends = before.until if before else 0
         if ends <= self.now:
