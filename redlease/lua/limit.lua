@@ -49,6 +49,7 @@ else
   end
   if is_of_keys then turns.look_again(key) end
 end
+if name == '\255limit' and turns.look_again then turns.look_again('') end
 note(units and 'limited' or 'lifted', key, '0', units or 0, 0, label)
 if key == '' then publish_to_head() else turns.tell_next(key, 0) end -- it may end before anything else that a client knows of
 local more = grant_waiting()

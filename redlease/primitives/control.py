@@ -99,7 +99,7 @@ class ResourceControl:
         return await self._tickets.history(self._resource, limits.checked_count("count", count, 1, limits.HISTORY_MAX))
 
     async def resize(self, capacity: int) -> None:
-        """Sets the capacity. Granted permits stay; a waiter whose weight no longer fits gets ValueError.
+        """Sets the capacity. Granted permits stay; a waiter whose weight no longer fits gets `NeverFits`.
 
         The value stays until a process declares a capacity that differs from the last declared one.
 
@@ -124,7 +124,9 @@ class ResourceControl:
         """Limits how many units may be held, whatever processes declare, until that ends or `unlimit` lifts it.
 
         It takes effect at once and for all processes: what is held stays, and nothing is granted until fewer units are
-        held than the limit. A request that is heavier than the limit waits, and those behind it wait with it.
+        held than the limit. A request that is heavier than the limit waits until that ends, and those of its key that
+        are behind it wait with it. Requests of other keys pass it: afterwards it waits for one more turn of each.
+        Requests without a key are one key too.
 
         Args:
             capacity: How many units, of the resource or, with `key`, of that key; 0: none.

@@ -110,7 +110,8 @@ class Semaphore(ResourceControl):
             NotReplicated: The server, or `durability`, asks for more replicas than there are.
             Unavailable: The server was unreachable when `timeout` was over, or with 0 during `call_timeout`.
             RedleaseError: The server refused, or the client is closed.
-            ValueError: A parameter is wrong, or the weight can never fit.
+            NeverFits: The weight is above the capacity, or above what its key may have; also a ValueError.
+            ValueError: A parameter is wrong.
         """
         wish = self._usual.changed(*(timeout, ticket, weight, owner, metadata, priority, key, share, when_full, grace))
         return HoldRequest(self._resource.name, self._obtain, wish, checked_hold_options(on_lost, max_hold))
@@ -209,7 +210,8 @@ class Semaphore(ResourceControl):
         Raises:
             Unavailable: The server was not reached within the client's `call_timeout`.
             RedleaseError: The server refused, or the client is closed.
-            ValueError: A parameter is wrong, or the weight can never fit.
+            NeverFits: The weight is above the capacity, or above what its key may have; also a ValueError.
+            ValueError: A parameter is wrong.
         """
         return await self._acquire_permit(self._usual.changed(0.0, ticket, weight, owner, metadata, key=key))
 

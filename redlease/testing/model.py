@@ -202,7 +202,7 @@ class Model(ResourceState):
         returns = entry.arrival > 0
         sequence = entry.arrival or self.sequence + 1
         entry.arrival = entry.arrival or sequence - 10 * priority
-        tag = None if self.over_limit(entry) else self.turns.goes_first(list(self.queue.values()), entry)
+        tag = None if self.over_limit(entry) else self.turns.goes_first(list(self.queue.values()), entry, self.allowed)
         if tag is not None and self.fits(entry.weight):
             self.sequence += bool(self.queue)
             self.grant(entry, self.now + entry.lease)
@@ -418,7 +418,7 @@ class Model(ResourceState):
         limit = Limit(name, int(units or 0), ends, self.now, kind, key)
         if units != "":
             self.limits[name] = limit
-        if limit.of_keys:
+        if limit.of_keys or kind == "limit":
             self.look_again(key)
         return ends
 

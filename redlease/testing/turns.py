@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from .entries import Entry
 
 
+def is_barred(queued: Entry, most: int | None) -> bool:
+    """Tell whether a request waits for more units than an operator allows to be held."""
+    return most is not None and queued.weight > most
+
+
 @dataclass
 class Turns:
     """The keys of one resource.
@@ -47,21 +52,26 @@ class Turns:
         waiting = self.waiting(queue, key) if key else []
         return [] if any(queued.tag is not None for queued in waiting) else waiting
 
-    def first(self, queue: list[Entry]) -> Entry | None:
-        """Return who is granted next; None if no one waits, or all are of keys at their limits."""
+    def first(self, queue: list[Entry], most: int | None) -> Entry | None:
+        """Return who is granted next; None if no one waits, or all are of keys at their limits.
+
+        `most`: how many units an operator allows; nobody with another key waits behind a request for more.
+        """
         tagged = min(
             (queued for queued in queue if queued.tag is not None),
             key=lambda queued: (queued.tag, queued.arrived),
             default=None,
         )
         others = self.waiting(queue, "")
+        if others and tagged is not None and is_barred(others[0], most):
+            return tagged
         if others and (tagged is None or self.tag_of(others[0]) <= self.tag_of(tagged)):
             return others[0]
         return tagged
 
-    def lead(self, queue: list[Entry], key: str) -> None:
+    def lead(self, queue: list[Entry], key: str, most: int | None) -> None:
         """Let the first waiter of a key go before all others: it takes over the units of a permit of its key."""
-        first, own = self.first(queue), self.waiting(queue, key)
+        first, own = self.first(queue, most), self.waiting(queue, key)
         head = next((queued for queued in own if queued.tag is not None or not key), None)
         if first is None or head is None or first.key == key:
             return
@@ -74,15 +84,16 @@ class Turns:
         """Return the tag of the first waiter of a key, or of those without one."""
         return self.start + first.cost if first.tag is None else first.tag
 
-    def goes_first(self, queue: list[Entry], entry: Entry) -> int | None:
+    def goes_first(self, queue: list[Entry], entry: Entry, most: int | None) -> int | None:
         """Return the tag of a new request that goes before all who wait; None if it does not."""
-        first, own = self.first(queue), self.waiting(queue, entry.key)
+        first, own = self.first(queue, most), self.waiting(queue, entry.key)
         begun = self.start if own and not entry.key else self.virtual
         head = next((queued for queued in own if queued.tag is not None), None)
         tag = (begun if head is None else self.tag_of(head) - head.cost) + entry.cost
         if any(self.precedes(other, entry) for other in own):
             return None
         is_own = first is not None and (first is head if entry.key else not first.key)
+        is_own |= first is not None and not first.key and is_barred(first, most)
         return tag if first is None or is_own or tag < self.tag_of(first) else None
 
     def precedes(self, other: Entry, entry: Entry) -> bool:

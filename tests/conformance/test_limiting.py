@@ -233,6 +233,28 @@ async def test_a_thousand_limits_of_keys_hide_nothing(client: Redlease, engine: 
     assert (await pool.inspect()).in_use == 1
 
 
+@pytest.mark.parametrize("key", [None, "heavy"])
+@pytest.mark.parametrize("how", ["lifted", "raised", "over"])
+async def test_a_heavy_request_under_a_limit_holds_up_no_other_key(client: Redlease, key: str | None, how: str) -> None:
+    """It waits for the end of the limit, or a higher one; other keys pass it, and its own waits behind it."""
+    pool = client.semaphore("r", capacity=5)
+    await pool.limit(2, until=SOON_S if how == "over" else None)
+    heavy = await queue_up(pool, 1, key=key, weight=3)
+    behind = await queue_up(pool, 1, key=key)
+    for other in ("a", "b"):
+        assert await pool.release(await pool.acquire(key=other, timeout=10))
+    assert not heavy[0].done()
+    assert not behind[0].done()
+    if how == "raised":
+        await pool.limit(3)
+    elif how == "lifted":
+        assert await pool.unlimit()
+    assert await pool.release(await asyncio.wait_for(heavy[0], 10))
+    assert await pool.release(await behind[0])
+    assert await pool.unlimit() == (how == "raised")
+    assert await held_of(pool) == 5
+
+
 async def test_everything_is_held_back(client: Redlease) -> None:
     """Without a key nothing at all is granted so long, and then grants go on."""
     pool = client.semaphore("r", capacity=2)

@@ -92,9 +92,18 @@ local function token_due_to(key)
   return due > now and due
 end
 
+-- Returns whether an operator's limit of the resource allows fewer units, though some: then nobody waits behind that request.
+local function is_barred(weight)
+  if weight == 1 then return false end
+  local ends = call('ZSCORE', holders, '\255limit')
+  if not ends or tonumber(ends) <= now then return false end
+  local units = tonumber(string.match(call('HGET', state, 't\255limit') or '', '^%d+ 0 (%d+)') or 0)
+  return units > 0 and weight > units
+end
+
 local function over_limit(key, held, weight)
   local most = limit_of(key)
-  return most and held + weight > most or token_due_to(key)
+  return most and held + weight > most or token_due_to(key) or is_barred(weight)
 end
 
 -- Returns how many units of a key must be released before it may have so many more; a time without grants ends by itself.
@@ -336,7 +345,8 @@ function turns.first()
   local low = call('ZRANGE', queue, 0, 0, 'WITHSCORES')
   local ticket, tag
   if low[1] and tonumber(low[2]) < HEADS then
-    ticket, tag = low[1], turns.start + cost(weight_of(low[1]), 1)
+    local weight = weight_of(low[1])
+    ticket, tag = low[1], is_barred(weight) and HEADS or turns.start + cost(weight, 1)
   end
   local head = call('ZRANGEBYSCORE', queue, score_of(0), '(' .. format('%.0f', REST), 'WITHSCORES', 'LIMIT', 0, 1)
   if head[1] and (not tag or head[2] - HEADS < tag) then
