@@ -91,6 +91,7 @@ class Model(ResourceState):
         self.set_limits(per_key, key_rate, rate)
         was_declared = self.declared if declared != self.declared else 0
         self.capacity, self.declared = wanted, declared
+        self.turns.capacity = wanted
         if live:
             reply = self.repeat_queued(live, request, place, lease, waiter_lease)
         else:
@@ -386,7 +387,7 @@ class Model(ResourceState):
 
     def resize(self, capacity: int, idle: int) -> Reply:
         """Set the capacity, which is not a declaration."""
-        self.capacity = capacity
+        self.capacity = self.turns.capacity = capacity
         self.advance()
         self.keep(idle)
         return [0]

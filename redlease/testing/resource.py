@@ -77,7 +77,8 @@ class ResourceState:
         self.note_keys()
 
     def note_keys(self) -> None:
-        """Forget the virtual time with the last ticket that has a key."""
+        """Forget the virtual time with the last ticket that has a key, and let it begin again before its end."""
+        self.turns.restart(self.queue.values())
         if not self.has_keys:
             self.turns.reset()
 
@@ -278,7 +279,7 @@ class ResourceState:
                 break
             del self.queue[waiting[0].ticket]
         if waiting and not self.over_limit(waiting[0]):
-            waiting[0].tag = max(0, (self.turns.virtual if begun is None else begun) + waiting[0].cost)
+            waiting[0].tag = max(0, (self.turns.virtual if begun is None else begun) + self.turns.cost(waiting[0]))
         if not any(entry.key == key for entry in (*self.queue.values(), *self.users())):
             self.turns.numbers.pop(key, None)
 
@@ -347,6 +348,6 @@ class ResourceState:
         if entry.fence and not self.is_live(entry) and until > self.now:
             self.delays.append(Delay(entry.ticket, entry.weight, entry.deadline, until, self.now, entry.key))
         del (self.held if entry.fence else self.queue)[entry.ticket]
-        self.give_turn(entry.key, None if entry.tag is None else entry.tag - entry.cost)
+        self.give_turn(entry.key, None if entry.tag is None else entry.tag - self.turns.cost(entry))
         if entry.is_replaced:
             self.turns.lead(list(self.queue.values()), entry.key, self.allowed)

@@ -16,16 +16,19 @@
 if turns.count > 0 or turns.key then (function() -- a function of its own, so that its locals enlarge no other call's stack
 local HEADS, REST = 2251799813685248, 4503599627370496 -- 2^51 and 2^52, so that tags and numbers are whole
 local ONE = 1000 -- a unit at share 1: tags are whole numbers
+local MILLION = 1048576 -- 2^20
 local ALL = 2147483647 -- the weight of a writer: its turn costs no more than that of a reader
 if not was[11] then turns.virtual, turns.start, turns.numbers, turns.limits = 0, 0, 0, 0 end
 turns.limited = turns.limit > 0 or turns.limits > 0 or turns.interval
 
+-- Of a great capacity a unit costs less, so that no cost is beyond 2^40, and the millionth part of all as much as a unit of a million.
 local function cost(weight, share)
   if weight >= ALL then weight = 1 end
-  return math.max(1, math.min(2 ^ 31, math.floor(weight * ONE / (share or 1) + 0.5)))
+  local part = capacity < ALL and math.max(1, capacity / MILLION) or 1
+  return math.max(1, math.min(2 ^ 43, math.floor(weight * ONE / (share or 1) / part + 0.5)))
 end
 
--- Returns the score of a tag. Should keys wait without a break until tags reach their end, first waiters go by arrival from then on.
+-- Returns the score of a tag, which is far below its end: see `restart`.
 local function score_of(tag)
   return format('%.0f', HEADS + math.max(0, math.min(tag, HEADS - 1)))
 end
@@ -424,8 +427,25 @@ function turns.rank(key, entry)
   return math.min(before, call('ZCARD', queue) - 1)
 end
 
+-- Lets the virtual time begin again before tags reach their end: one pass over the keys, once in 2^50 of it.
+local function restart()
+  local at, chunk = call('ZCOUNT', queue, '-inf', '(' .. score_of(0)), {}
+  repeat
+    chunk = call('ZRANGE', queue, at, at + BATCH - 1, 'WITHSCORES') -- what has been moved keeps its rank
+    local moved = {}
+    for i = 1, #chunk, 2 do
+      local score = tonumber(chunk[i + 1])
+      if score < REST then moved[#moved + 1], moved[#moved + 2] = score_of(score - HEADS - turns.virtual), chunk[i] end
+    end
+    if #moved > 0 then call('ZADD', queue, unpack(moved)) end
+    at = at + BATCH
+  until #moved < 2 * BATCH
+  turns.start, turns.virtual = turns.start - turns.virtual, 0
+end
+
 -- Writes how many tickets have a key and how far their turns are, if that has changed.
 function turns.store()
+  if turns.virtual > HEADS / 2 then restart() end
   local text = turns.count > 0
     and format('%d %.0f %.0f %.0f %.0f %d %d', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised, turns.limits, turns.keys)
   if text and text ~= was[11] then call('HSET', state, 'g', text) end
