@@ -446,9 +446,24 @@ class Model(ResourceState):
         if known.fence:
             return [0, 0]
         ahead = [queued for queued in self.waiters() if self.is_live(queued) and queued.position <= known.position]
-        units = sum(queued.weight for queued in ahead)
-        wait = -1 if self.lasted is None else math.ceil(self.lasted * units / self.capacity)
+        wait = self.estimated(sum(queued.weight for queued in ahead))
         if self.rate:  # so many tokens are needed, and the rate gives no more before
             needed = max(self.tat - self.clock, 0) + (len(ahead) - self.rate[1]) * self.rate[0]
             wait = max(wait, 0, math.ceil(needed / 1000))
         return [len(ahead), wait]
+
+    def estimated(self, units: int) -> int:
+        """Return about how long so many units take under the limits of the resource; -1 if that is not known."""
+        limits = [self.limits.get(Limit.named(kind, "")) for kind in ("pause", "back", "limit")]
+        live = [limit for limit in limits if limit and limit.until > self.now]
+        paused = max((limit.until - self.now for limit in live if not limit.units), default=0)
+        most, ends = self.capacity, self.now
+        for limit in live:
+            if limit.units:
+                most, ends = min(self.capacity, limit.units), limit.until
+        if self.lasted is None:
+            return -1
+        rest, wait = max(0, ends - self.now - paused), self.lasted * units / most
+        if most < self.capacity and wait > rest:
+            wait = rest + (wait - rest) * most / self.capacity
+        return math.ceil(paused + wait) if paused + wait < FOR_GOOD_MS / 2 else -1

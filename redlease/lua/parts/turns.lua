@@ -427,6 +427,40 @@ function turns.rank(key, entry)
   return math.min(before, call('ZCARD', queue) - 1)
 end
 
+-- Returns how many of a key are before one of its waiters, of that weight, and about how many others, as their shares are; and what
+-- these weigh. The first waiters of some keys tell of all.
+function turns.ahead(key, entry, weight)
+  local _, number, head = read_key(key)
+  local _, _, share = turns.of(turns.ticket(entry))
+  local own = head == entry and 0 or call('ZRANK', queue, entry) - call('ZCOUNT', queue, '-inf', '(' .. format('%.0f', REST + number))
+  local turn = cost(weight, share)
+  local virtual = (own + 1) * turn -- until its tag
+  if head ~= '' then
+    virtual = math.max(0, call('ZSCORE', queue, head) - HEADS - turns.virtual) + own * turn
+    if head ~= entry then own = own + 1 end
+  end
+  local keys, shares, weights, looked = call('ZCOUNT', queue, score_of(0), '(' .. format('%.0f', REST)), 0, 0, 0
+  for _, other in ipairs(call('ZRANGEBYSCORE', queue, score_of(0), '(' .. format('%.0f', REST), 'LIMIT', 0, 20)) do
+    if other ~= head then
+      local ticket = turns.ticket(other)
+      local _, _, its_share = turns.of(ticket)
+      shares, weights, looked = shares + its_share, weights + weight_of(ticket), looked + 1
+    end
+  end
+  if head ~= '' then keys = keys - 1 end
+  local without_key = call('ZCOUNT', queue, '-inf', '(' .. score_of(0))
+  local their_weight = looked > 0 and weights / looked or 1
+  local their_shares = (looked > 0 and keys * shares / looked or 0) + math.min(1, without_key)
+  local others = call('ZCARD', queue) - turns.waiting(key)
+  return own, math.min(others, virtual / cost(their_weight, 1) * their_shares), their_weight
+end
+
+-- Returns how many units a key may have, if there is a bound, and for how long it is held back.
+function turns.allowed(key)
+  local ends = (call('ZSCORE', holders, '\255back ' .. key) or 0) - OF_KEYS
+  return limit_of(key, true), math.max(0, ends - now)
+end
+
 -- Lets the virtual time begin again before tags reach their end: one pass over the keys, once in 2^50 of it.
 local function restart()
   local at, chunk = call('ZCOUNT', queue, '-inf', '(' .. score_of(0)), {}
