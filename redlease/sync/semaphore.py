@@ -98,6 +98,10 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        turn_key: str | Callable[..., str] | None = None,
+        share: float = 1,
+        when_full: Full = "wait",
+        grace: Duration = GRACE_S,
         on_lost: OnLost = "exit",
         max_hold: Duration | None = None,
     ) -> Decorator:
@@ -107,14 +111,15 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
         """
         checked_on_lost(on_lost)
         options: Any = {"timeout": timeout, "weight": weight, "owner": owner, "metadata": metadata}
-        options["priority"] = priority
-        self._twin.guarded(max_hold=max_hold, **options)  # checks them
+        options |= {"priority": priority, "share": share, "when_full": when_full, "grace": grace}
+        self._twin.guarded(max_hold=max_hold, turn_key=turn_key, **options)  # checks them
+        usual = None if callable(turn_key) else turn_key
 
-        def request(key: str | None) -> HoldRequest:
+        def request(key: str | None, turn_key: str | None) -> HoldRequest:
             pool = self if key is None else self._named(f"{self.name}:{key}")
-            return pool.hold(on_lost=on_lost, max_hold=max_hold, **options)
+            return pool.hold(key=turn_key or usual, on_lost=on_lost, max_hold=max_hold, **options)
 
-        return Decorator(request, key)
+        return Decorator(request, key, turn_key if callable(turn_key) else None)
 
     def _named(self, name: str) -> Self:
         return type(self)(self._client, lambda client: self._make_twin(client)._named(name))
