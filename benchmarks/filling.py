@@ -10,13 +10,14 @@ from typing import Any
 
 import redis
 
-from redlease.limits import METADATA_JSON_BYTES_MAX, OWNER_BYTES_MAX
+from redlease.limits import METADATA_JSON_BYTES_MAX, OWNER_BYTES_MAX, REASON_BYTES_MAX
 from redlease.protocol import scripts
 from redlease.protocol.encoding import Resource
 from redlease.protocol.scripts import Script
 
 SMALL = json.dumps(["worker-1", {}], separators=(",", ":"))
 LARGE = json.dumps(["o" * OWNER_BYTES_MAX, {"m": "x" * (METADATA_JSON_BYTES_MAX - 8)}], separators=(",", ":"))
+REASON = json.dumps(["o" * OWNER_BYTES_MAX, {"reason": "x" * REASON_BYTES_MAX}], separators=(",", ":"))
 HELD_MS = 3_600_000  # longer than any of this takes
 IDLE_MS = 86_400_000
 SENT_AT_ONCE = 200
@@ -86,6 +87,12 @@ class Filling:
         """Returns the tickets of some holders."""
         found: Any = self.redis.zrange(Resource("redlease", name).keys[1], 0, count - 1)
         return [ticket.decode() for ticket in found]
+
+    def waiting(self, name: str) -> str:
+        """Returns the ticket of the last in the queue."""
+        found: Any = self.redis.zrange(Resource("redlease", name).keys[2], -1, -1)
+        last: bytes = found[0]
+        return (last[18:] if last.startswith(b"\xff") else last).decode()
 
     def die(self, name: str, place: str = "alive|1") -> None:
         """Ends the place of a process, as if that had ended some seconds ago."""

@@ -21,9 +21,9 @@ from rich.table import Table
 from redlease.primitives.overview import LOOKED_AT
 from redlease.protocol import scripts
 from redlease.protocol.histories import PAGE_ENTRIES
-from redlease.protocol.snapshots import CHECKED_MOST, PAGE_BYTES, SNAPSHOT_LIMIT
+from redlease.protocol.snapshots import Reading
 
-from filling import HELD_MS, IDLE_MS, LARGE, Call, Filling
+from filling import HELD_MS, IDLE_MS, LARGE, REASON, Call, Filling
 from server import any_binary, describe, running_server
 
 WAITERS, KEYS = 50_000, 20_000
@@ -59,7 +59,21 @@ class Bench:
 
     def measure(self, operation: str, calls: Iterable[Call]) -> None:
         """Makes calls, and finds what the worst of them cost: those with about the most commands."""
-        costs = [self._cost(call) for call in calls]
+        costs = [self._cost(call)[1:] for call in calls]
+        self._note(operation, costs)
+
+    def look(self, operation: str, name: str) -> None:
+        """Reads a snapshot in pages as `inspect()` does, and finds what the worst of them cost."""
+        costs = []
+        for _ in range(3):
+            reading = Reading(name, 1, 100)
+            while (args := reading.args) is not None:
+                reply, *cost = self._cost(self.filling.call(name, scripts.INSPECT, *args))
+                reading.add(reply[1:])
+                costs.append((cost[0], cost[1]))
+        self._note(operation, costs)
+
+    def _note(self, operation: str, costs: list[tuple[int, int]]) -> None:
         most = max(commands for _, commands in costs)
         us = statistics.median(us for us, commands in costs if commands >= 0.9 * most)
         self.found.append(Worst(operation, us / 1000, most))
@@ -70,13 +84,13 @@ class Bench:
         for _ in range(TIMES - 1):
             yield self.filling.release(name)
 
-    def _cost(self, call: Call) -> tuple[int, int]:
+    def _cost(self, call: Call) -> tuple[Any, int, int]:
         redis: Any = self.filling.redis
         before = self._commands()
         redis.slowlog_reset()
-        redis.execute_command(*call)
+        reply = redis.execute_command(*call)
         took = max(each["duration"] for each in redis.slowlog_get(10) if each["command"].startswith(b"EVALSHA"))
-        return took, self._commands() - before
+        return reply, took, self._commands() - before
 
     def _commands(self) -> int:
         stats: Any = self.filling.redis.info("commandstats")
@@ -104,8 +118,7 @@ def queued(bench: Bench) -> None:
     bench.measure("check", [fill.call("r", scripts.CHECK, "holder", 1)] * TIMES)
     bench.measure("position", [fill.call("r", scripts.POSITION, last)] * TIMES)
     bench.measure("totals", [fill.call("r", scripts.TOTALS, LOOKED_AT)] * TIMES)
-    pages = (SNAPSHOT_LIMIT, SNAPSHOT_LIMIT, PAGE_BYTES, "", "", "", CHECKED_MOST)
-    bench.measure("inspect, a page, large metadata", [fill.call("r", scripts.INSPECT, *pages)] * TIMES)
+    bench.look("inspect, a page, large metadata", "r")
     bench.measure("watch", [fill.call("r", scripts.WATCH, 1000)] * TIMES)
     fill.die("r")
     bench.measure("release, all waiters dead", bench.rest_of("r", fill.release("r", "holder")))
@@ -116,8 +129,7 @@ def small_records(bench: Bench) -> None:
     fill = bench.filling
     fill.hold("r", 1000)
     fill.wait("r", [""] * 2000, capacity=1000)
-    pages = (SNAPSHOT_LIMIT, SNAPSHOT_LIMIT, PAGE_BYTES, "", "", "", CHECKED_MOST)
-    bench.measure("inspect, a page, small metadata", [fill.call("r", scripts.INSPECT, *pages)] * TIMES)
+    bench.look("inspect, a page, small metadata", "r")
     bench.measure("release, many grants", bench.rest_of("r", fill.release("r", "holder")))
     fill.lapse("r")
     bench.measure("acquire, expired holders", bench.rest_of("r", fill.acquire("r", capacity=1000)))
@@ -147,6 +159,10 @@ def keyed(bench: Bench) -> None:
         fill.make([lifting])
     raising = fill.call("r", scripts.LIMIT, "each", "", 2, "", IDLE_MS, LARGE)
     bench.measure("limit of each key, raised", bench.rest_of("r", raising))
+    last = fill.waiting("r")
+    bench.measure("position with a key", [fill.call("r", scripts.POSITION, last)] * TIMES)
+    bench.measure("beat with a key", [fill.call("r", scripts.BEAT, "alive|1", HELD_MS, last, IDLE_MS)] * TIMES)
+    bench.look("inspect, a page, waiters with keys", "r")
     fill.die("r")
     bench.measure(
         "release with a key, its waiters dead", (fill.release("r", ticket) for ticket in fill.held("r", TIMES))
@@ -163,7 +179,7 @@ def one_key(bench: Bench) -> None:
     full = fill.acquire("r", key="k", most="-1 100", label=LARGE)
     bench.measure("acquire, refused at max_waiters_per_key, a process has died", _paced(full))
     fill.make([fill.acquire("r", ticket="newest", key="k", place="new|1", label=LARGE)])
-    newest = fill.call("r", scripts.SUPERSEDE, "newest", "hnewest", 1, 60_000, 1000, IDLE_MS)
+    newest = fill.call("r", scripts.SUPERSEDE, "newest", "hnewest", 1, 60_000, 1000, IDLE_MS, "")
     bench.measure('when_full="replace-holder"', [newest] * TIMES)
     fill.die("r")
     bench.measure("release, all waiters of a key dead", bench.rest_of("r", fill.release("r", "holder")))
@@ -191,9 +207,41 @@ def paced(bench: Bench) -> None:
     bench.measure("acquire of a key with a rate, granted", asking)
     asking = (fill.acquire("r", key="k1", **options) for _ in range(TIMES))
     bench.measure("acquire of a key with a rate, queued", asking)
+    bench.look("inspect, a page, keys with rates", "r")
 
 
-STATES: tuple[Callable[[Bench], None], ...] = (queued, small_records, keyed, one_key, expired, paced)
+def killed(bench: Bench) -> None:
+    """A process with as many waiters of each of a hundred keys has died."""
+    fill = bench.filling
+    fill.hold("r", key="k0")
+    fill.wait("r", (f"k{number % 100}" for number in range(min(bench.waiters, 10_000))))
+    fill.die("r")
+    bench.measure("release, a hundred waiters of a hundred keys dead", bench.rest_of("r", fill.release("r", "holder")))
+
+
+def limited(bench: Bench) -> None:
+    """Each of many keys is limited, with the longest reason, and holds."""
+    fill = bench.filling
+    names = [f"k{number}" for number in range(bench.keys)]
+    fill.wait("r", names, capacity=2 * bench.keys)
+    fill.make(fill.call("r", scripts.LIMIT, "limit", name, 2, HELD_MS, IDLE_MS, REASON) for name in names)
+    bench.look("inspect, a page, limits of keys", "r")
+    of_a_key = fill.acquire("r", ticket="newest", key=names[-1], weight=2, capacity=2 * bench.keys)
+    fill.make([of_a_key])
+    newest = fill.call("r", scripts.SUPERSEDE, "newest", "hnewest", 1, 60_000, 1000, IDLE_MS, "")
+    bench.measure('when_full="replace-holder", many holders', [newest] * TIMES)
+
+
+STATES: tuple[Callable[[Bench], None], ...] = (
+    queued,
+    small_records,
+    keyed,
+    one_key,
+    expired,
+    paced,
+    killed,
+    limited,
+)
 
 
 def _paced(call: Call) -> Iterator[Call]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import (
     AcquireTimeout,
     LeaseLost,
+    NeverFits,
     NotReplicated,
     QueueFull,
     RedleaseError,
@@ -47,6 +48,7 @@ __all__ = [
     "LeaseLost",
     "Limit",
     "Lock",
+    "NeverFits",
     "NotReplicated",
     "OnLost",
     "Permit",

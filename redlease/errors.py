@@ -1,7 +1,7 @@
 """The errors, one class per reason.
 
 Every error names the resource and the ticket it is about, if there is one, and says what to do next. Misuse that no
-retry can fix (an empty name, a capacity below 1, a weight that can never fit) raises `ValueError` instead.
+retry can fix (an empty name, a capacity below 1) raises `ValueError` instead.
 """
 
 from __future__ import annotations
@@ -77,6 +77,13 @@ class StaleFence(RedleaseError):
 
 class QueueFull(RedleaseError):
     """Raised at once when `max_waiters` requests wait already; the request was not queued."""
+
+
+class NeverFits(RedleaseError, ValueError):
+    """Raised when the weight of a request is above the capacity, or above what its key may have; it is not queued.
+
+    A request that waits gets it too, when a smaller capacity shuts it out.
+    """
 
 
 class Withdrawn(RedleaseError):

@@ -73,8 +73,9 @@ class Position:
 
     Attributes:
         place: 1 if it is granted next, 2 after one other, and so on; 0 if it holds a permit.
-        estimated_wait: About how many seconds it will wait; None if nothing is known yet. It assumes that holds last as
-            long as those did, on average, whose release others waited for last, and is no less than rates allow.
+        estimated_wait: About how many seconds it will wait; None if that is not known, as while a pause has no end. It
+            assumes that holds last as long as those did, on average, whose release others waited for last, and is no
+            less than limits and rates allow. With a key it is a guess, from the shares of some of the others.
     """
 
     place: int

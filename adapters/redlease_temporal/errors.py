@@ -108,6 +108,8 @@ def misuse(call: Any, *args: Any, **named: Any) -> Any:
 
 def failure(error: Exception, *, retryable: bool = False) -> ApplicationError:
     """One of the core's errors, or a ValueError, as the failure of an activity."""
+    if isinstance(error, redlease.NeverFits):  # misuse, whatever the name of its class
+        return ApplicationError(str(error), type=ValueError.__name__, non_retryable=not retryable)
     if isinstance(error, redlease.RedleaseError):
         name = type(error).__name__
         details = (error.resource, error.ticket)

@@ -295,12 +295,15 @@ def unlimit(
     name: Name,
     *,
     key: Annotated[str | None, typer.Option(help="Lift the limit of this key only.")] = None,
+    held_back: Annotated[
+        bool, typer.Option("--held-back", help="End what hold_back has set after a vendor's refusal, and no limit.")
+    ] = False,
     url: Url = LOCAL,
     prefix: Prefix = "redlease",
     as_json: AsJson = False,
 ) -> None:
     """Lift the limits of a resource, or of a key of it. Exits with 1 if there was none."""
-    lifted = run(lift_limits(name, key, url, prefix))
+    lifted = run(lift_limits(name, key, url, prefix, held_back=held_back))
     whose = plain(name) if key is None else f"key {plain(key)} of {plain(name)}"
     told = f"The limit of {whose} is lifted." if lifted else f"There is no limit of {whose}."
     show_change(told, {"resource": name, "key": key, "lifted": lifted}, as_json=as_json)

@@ -92,10 +92,10 @@ async def set_limit(job: LimitJob, target: Target) -> None:
         await found.resource.limit(job.capacity, per_key=job.per_key, key=job.key, until=until, reason=job.reason)
 
 
-async def lift_limits(name: str, key: str | None, url: str, prefix: str) -> bool:
+async def lift_limits(name: str, key: str | None, url: str, prefix: str, *, held_back: bool) -> bool:
     """Lifts the limits of a resource, or of one key; returns whether there was one."""
     async with resource_at(name, url, prefix) as resource:
-        return await resource.unlimit(key=key)
+        return await (resource.end_hold_back(key) if held_back else resource.unlimit(key=key))
 
 
 async def set_pause(until: str | None, reason: str, target: Target) -> None:

@@ -5,7 +5,8 @@
 --       for the whole resource; units: how many may be held, "" lifts the limit; until: so many ms from now, or "@" and a time in ms,
 --       or "" for as long as it is not lifted; label: who set it and why, written as in a record)
 -- Reply: {tag, deadline, more}
---        (deadline: when the limit ends or, of one that was lifted, would have ended; 0 if there is none, or the time is over already)
+--        (deadline: when the limit ends or, of one that was lifted, would have ended; 0 if there is none, or the time is over already. Of
+--        several times after a vendor's refusal the last one counts)
 -- Cost: O(log n), and O(log n) for each of at most 16 that it grants.
 local tag, kind, key, units, until_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local idle, label = tonumber(ARGV[6]), ARGV[7]
@@ -28,6 +29,7 @@ if units then
   deadline = string.byte(until_ms) == 64 and tonumber(string.sub(until_ms, 2)) or now + (tonumber(until_ms) or FOR_GOOD_MS)
 end
 if deadline <= now then return {tag, 0, 0} end
+if units and kind == 'back' and its_end >= deadline then return {tag, its_end, 0} end
 
 call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
 if not units then
@@ -47,6 +49,7 @@ else
   end
   if is_of_keys then turns.look_again(key) end
 end
+if name == '\255limit' and turns.look_again then turns.look_again('') end
 note(units and 'limited' or 'lifted', key, '0', units or 0, 0, label)
 if key == '' then publish_to_head() else turns.tell_next(key, 0) end -- it may end before anything else that a client knows of
 local more = grant_waiting()

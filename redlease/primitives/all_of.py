@@ -49,13 +49,14 @@ class AllRequest:
 
     def __init__(self, parts: Sequence[Semaphore | Units], timeout: Duration | None, options: dict[str, Any]) -> None:
         self._timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
-        checked_hold_options(options["on_lost"], options["max_hold"])
-        self._options = options
+        fate = {name: options.pop(name) for name in ("on_lost", "max_hold")}
+        checked_hold_options(**fate)
+        self._options = options | fate
         units = [part if isinstance(part, Units) else Units(part, 1) for part in parts]
         self._parts = _merged(units)
         self._names = [part.pool.name for part in units]
         for part in self._parts.values():
-            part.check(options["owner"], options["ticket"], options["metadata"], options["priority"])
+            part.check(dict(options, timeout=timeout))
 
     def __repr__(self) -> str:
         state = "entered" if self._is_entered else "not entered"
@@ -77,7 +78,10 @@ class AllRequest:
         async with AsyncExitStack() as stack:
             for name, (pool, weight) in sorted(self._parts.items()):
                 left_s = None if until_ms is None else max(0.0, until_ms - clock.now_ms()) / 1000
-                request = pool.hold(timeout=left_s, weight=weight, **self._options)
+                options = dict(self._options)
+                if left_s == 0 and options["when_full"] != "refuse":
+                    options["when_full"] = "wait"  # without time it takes nobody's place
+                request = pool.hold(timeout=left_s, weight=weight, **options)
                 held[name] = await stack.enter_async_context(request)
             self._stack = stack.pop_all()
         return Holds(held[name] for name in self._names)

@@ -99,7 +99,7 @@ class ResourceControl:
         return await self._tickets.history(self._resource, limits.checked_count("count", count, 1, limits.HISTORY_MAX))
 
     async def resize(self, capacity: int) -> None:
-        """Sets the capacity. Granted permits stay; a waiter whose weight no longer fits gets ValueError.
+        """Sets the capacity. Granted permits stay; a waiter whose weight no longer fits gets `NeverFits`.
 
         The value stays until a process declares a capacity that differs from the last declared one.
 
@@ -126,7 +126,9 @@ class ResourceControl:
         """Limits how many units may be held, whatever processes declare, until that ends or `unlimit` lifts it.
 
         It takes effect at once and for all processes: what is held stays, and nothing is granted until fewer units are
-        held than the limit. A request that is heavier than the limit waits, and those behind it wait with it.
+        held than the limit. A request that is heavier than the limit waits until that ends, and those of its key that
+        are behind it wait with it. Requests of other keys pass it: afterwards it waits for one more turn of each.
+        Requests without a key are one key too.
 
         Args:
             capacity: How many units, of the resource or, with `key`, of that key; 0: none.
@@ -154,16 +156,17 @@ class ResourceControl:
             await self._set_limit("limit", key, limits.checked_count("capacity", capacity, 0), until, reason)
 
     async def unlimit(self, *, key: str | None = None) -> bool:
-        """Lifts what `limit` and `hold_back` have set for the resource and for each key, or with `key` for that key.
+        """Lifts what `limit` has set for the resource and for each key, or with `key` for that key.
 
-        A limit that was set for a single key stays until it is lifted with that `key`.
+        A limit that was set for a single key stays until it is lifted with that `key`. A vendor's answer outranks an
+        operator: what `hold_back` has set stays until it ends, or `end_hold_back`.
 
         Returns whether there was a limit.
 
         Raises:
             Unavailable: The server was not reached. The call may be repeated.
         """
-        kinds: tuple[LimitKind, ...] = ("hold_back", "limit") if key else ("hold_back", "limit", "per_key")
+        kinds: tuple[LimitKind, ...] = ("limit",) if key else ("limit", "per_key")
         return any([await self._lift_limit(kind, key) for kind in kinds])
 
     async def pause(self, *, until: Until = None, reason: str = "") -> None:
@@ -184,11 +187,11 @@ class ResourceControl:
     async def hold_back(self, key: str | None, delay: Duration, *, reason: str = "") -> None:
         """Grants nothing of that key so long, as after a vendor's answer 429 with Retry-After; None: nothing at all.
 
-        Call it while you hold, so that nobody begins in between. A later call counts instead of an earlier one.
+        Call it while you hold, so that nobody begins in between. Of several calls the one counts that ends last.
 
         Args:
             key: The key, or None for the whole resource.
-            delay: Seconds or a timedelta.
+            delay: Seconds or a timedelta; 0 changes nothing.
             reason: Shown by `inspect()`.
 
         Raises:
@@ -201,7 +204,18 @@ class ResourceControl:
             ...     if response.status_code == 429:
             ...         await pool.hold_back("acme", float(response.headers["Retry-After"]))
         """
-        await self._set_limit("hold_back", key, 0, limits.milliseconds("delay", delay, 1) / 1000, reason)
+        delay_ms = limits.milliseconds("delay", delay)
+        await self._change_limit("hold_back", key, 0, str(delay_ms), limits.checked_reason(reason))
+
+    async def end_hold_back(self, key: str | None) -> bool:
+        """Ends what `hold_back` has set for that key or, with None, for the whole resource, earlier.
+
+        Returns whether there was anything to end.
+
+        Raises:
+            Unavailable: The server was not reached. The call may be repeated.
+        """
+        return await self._lift_limit("hold_back", key)
 
     async def _set_limit(self, kind: LimitKind, key: str | None, units: int, until: Until, reason: str) -> None:
         reasons = limits.checked_reason(reason)

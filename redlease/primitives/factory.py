@@ -9,7 +9,7 @@ from typing import Any, Literal
 from redlease import limits, options
 from redlease.guards.redis import Guard
 from redlease.hold import Hold
-from redlease.limits import Duration, Rate
+from redlease.limits import GRACE_S, Duration, Full, Rate
 from redlease.options import AcquireOptions, Durability, OnLost
 from redlease.protocol.arguments import Terms
 from redlease.protocol.encoding import Resource
@@ -160,6 +160,10 @@ class PrimitiveFactory:
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        key: str | None = None,
+        share: float = 1,
+        when_full: Full = "wait",
+        grace: Duration = GRACE_S,
         on_lost: OnLost = "cancel",
         max_hold: Duration | None = None,
     ) -> AllRequest:
@@ -175,6 +179,10 @@ class PrimitiveFactory:
             owner: See there.
             metadata: See there.
             priority: See there.
+            key: See there.
+            share: See there.
+            when_full: See there.
+            grace: See there.
             on_lost: "cancel" cancels the body when one of the permits is lost, "signal" only sets `holds.lost`.
             max_hold: See there.
 
@@ -183,6 +191,7 @@ class PrimitiveFactory:
                 `Semaphore.hold` does, and then holds nothing.
         """
         options: dict[str, Any] = {"ticket": ticket, "owner": owner, "metadata": metadata, "priority": priority}
+        options |= {"key": key, "share": share, "when_full": when_full, "grace": grace}
         options |= {"on_lost": on_lost, "max_hold": max_hold}
         return AllRequest(parts, timeout, options)
 

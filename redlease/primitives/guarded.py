@@ -18,13 +18,19 @@ class Decorator:
     """Decorates async functions. Made by `Semaphore.guarded`.
 
     Args:
-        request: Makes the hold of one call, for the key of that call.
+        request: Makes the hold of one call, for its key and the key whose turn it takes.
         key: Returns the key of a call from its arguments; None if all calls share one resource.
+        turn_key: Returns whose turn a call takes; None if it is the same for all.
     """
 
-    def __init__(self, request: Callable[[str | None], HoldRequest], key: Callable[..., str] | None) -> None:
+    def __init__(
+        self,
+        request: Callable[[str | None, str | None], HoldRequest],
+        key: Callable[..., str] | None,
+        turn_key: Callable[..., str] | None,
+    ) -> None:
         self._request = request
-        self._key = key
+        self._keys = key, turn_key
 
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Returns the function that holds a permit while the given one runs."""
@@ -34,8 +40,8 @@ class Decorator:
 
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            key = None if self._key is None else checked_key(function, self._key(*args, **kwargs))
-            async with self._request(key) as hold:
+            keys = [key and checked_key(function, key(*args, **kwargs)) for key in self._keys]
+            async with self._request(*keys) as hold:
                 if parameter is not None and parameter not in passed(function, *args, **kwargs):
                     kwargs[parameter] = hold
                 return await function(*args, **kwargs)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from redlease import clock, events, limits
 from redlease.errors import RedleaseError
@@ -43,9 +43,9 @@ class Units(NamedTuple):
         """The weight of the permit that is acquired."""
         return self.weight * self.pool._usual.weight
 
-    def check(self, owner: str | None, ticket: str | None, metadata: dict[str, str] | None, priority: int) -> None:
+    def check(self, options: dict[str, Any]) -> None:
         """Raises ValueError for a parameter that an acquire of these units would refuse."""
-        self.pool._usual.changed(None, ticket, self.weight, owner, metadata, priority=priority)
+        self.pool._usual.changed(weight=self.weight, **options)
 
 
 class Semaphore(ResourceControl):
@@ -110,7 +110,8 @@ class Semaphore(ResourceControl):
             NotReplicated: The server, or `durability`, asks for more replicas than there are.
             Unavailable: The server was unreachable when `timeout` was over, or with 0 during `call_timeout`.
             RedleaseError: The server refused, or the client is closed.
-            ValueError: A parameter is wrong, or the weight can never fit.
+            NeverFits: The weight is above the capacity, or above what its key may have; also a ValueError.
+            ValueError: A parameter is wrong.
         """
         wish = self._usual.changed(*(timeout, ticket, weight, owner, metadata, priority, key, share, when_full, grace))
         return HoldRequest(self._resource.name, self._obtain, wish, checked_hold_options(on_lost, max_hold))
@@ -124,6 +125,10 @@ class Semaphore(ResourceControl):
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        turn_key: str | Callable[..., str] | None = None,
+        share: float = 1,
+        when_full: Full = "wait",
+        grace: Duration = GRACE_S,
         on_lost: OnLost = "cancel",
         max_hold: Duration | None = None,
     ) -> Decorator:
@@ -140,6 +145,11 @@ class Semaphore(ResourceControl):
             owner: See `hold`.
             metadata: See `hold`.
             priority: See `hold`.
+            turn_key: The `key` of `hold`, or what returns it from the arguments of a call: whose turn the call takes,
+                and whose limits count. The name of the resource stays what it is.
+            share: See `hold`.
+            when_full: See `hold`.
+            grace: See `hold`.
             on_lost: See `hold`.
             max_hold: See `hold`.
 
@@ -152,13 +162,18 @@ class Semaphore(ResourceControl):
             ... async def ship(order: Order, hold: Hold | None = None) -> None: ...
         """
         fate = checked_hold_options(on_lost, max_hold)
-        wish = self._usual.changed(timeout, None, weight, owner, metadata, priority=priority)
 
-        def request(key: str | None) -> HoldRequest:
+        def wish(turn_key: str | None) -> AcquireOptions:
+            given = (timeout, None, weight, owner, metadata, priority, turn_key, share, when_full, grace)
+            return self._usual.changed(*given)
+
+        usual = wish("any" if callable(turn_key) else turn_key)
+
+        def request(key: str | None, turn_key: str | None) -> HoldRequest:
             pool = self if key is None else self._named(f"{self.name}:{key}")
-            return HoldRequest(pool.name, pool._obtain, wish, fate)
+            return HoldRequest(pool.name, pool._obtain, usual if turn_key is None else wish(turn_key), fate)
 
-        return Decorator(request, key)
+        return Decorator(request, key, turn_key if callable(turn_key) else None)
 
     def weighted(self, weight: int) -> Units:
         """Returns so many units of this semaphore, to be acquired with others by `Redlease.all`.
@@ -209,7 +224,8 @@ class Semaphore(ResourceControl):
         Raises:
             Unavailable: The server was not reached within the client's `call_timeout`.
             RedleaseError: The server refused, or the client is closed.
-            ValueError: A parameter is wrong, or the weight can never fit.
+            NeverFits: The weight is above the capacity, or above what its key may have; also a ValueError.
+            ValueError: A parameter is wrong.
         """
         return await self._acquire_permit(self._usual.changed(0.0, ticket, weight, owner, metadata, key=key))
 

@@ -84,7 +84,7 @@ ACQUIRE_FOR_KEY = Script(ACQUIRE.name, " ".join((*ACQUIRE.args[1:], "key")), ACQ
 RELEASE = operation("release", "ticket request fence tombstone_ms notify idle_ttl_ms", deliver_after_pushes=True)
 RENEW = operation("renew", "ticket fence lease_ms shorten idle_ttl_ms")
 ADOPT = operation("adopt", "ticket fence request place lease_ms refence idle_ttl_ms label")
-SUPERSEDE = operation("supersede", "ticket request holders tombstone_ms grace_ms idle_ttl_ms")
+SUPERSEDE = operation("supersede", "ticket request holders tombstone_ms grace_ms idle_ttl_ms after")
 BEAT = operation("beat", "place waiter_lease_ms ticket idle_ttl_ms")
 REDUCE = operation("reduce", "ticket fence weight idle_ttl_ms")
 RESIZE = operation("resize", "capacity idle_ttl_ms")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redlease.errors import AcquireTimeout, NotReplicated, QueueFull, Superseded, Withdrawn
+from redlease.errors import AcquireTimeout, NeverFits, NotReplicated, QueueFull, Superseded, Withdrawn
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.replies import Status
 
@@ -41,12 +41,15 @@ def refused(ask: AcquireRequest, status: int, values: list[int]) -> Exception:
     return Withdrawn(message, resource=name, ticket=ticket)
 
 
-def weight_never_fits(ask: AcquireRequest, most: int, *, of_key: bool = False) -> ValueError:
+def weight_never_fits(ask: AcquireRequest, most: int, *, of_key: bool = False) -> NeverFits:
     """Returns the error for a weight above the capacity, or above what one key may have."""
+    name, ticket = ask.resource.name, ask.ticket
     bound = f"a key may have at most {most}" if of_key else f"the capacity is {most}"
-    return ValueError(
-        f"resource {ask.resource.name!r}: weight {ask.weight} can never fit, {bound} (ticket {ask.ticket!r})"
+    message = (
+        f"resource {name!r}: weight {ask.weight} can never fit, {bound} (ticket {ticket!r}). It is out of the queue: "
+        "ask for less, or after a greater capacity was set"
     )
+    return NeverFits(message, resource=name, ticket=ticket)
 
 
 def timed_out(ask: AcquireRequest, timeout_ms: float) -> AcquireTimeout:

@@ -22,6 +22,7 @@ class Replacing:
     """
 
     _is_answered = False
+    _after = b""  # up to which holder the server has looked at them
     _place = ""  # where the request was queued first
 
     def __init__(self, waiting: PendingAcquire, when_full: WhenFull) -> None:
@@ -42,20 +43,25 @@ class Replacing:
             waiting.ask_again(0)
             return
         lasts_ms = max(ask.terms.lease_ms, REFUSED_MS)
-        tail = encoding.pack(*(ask.ticket, ask.request, self._holders, lasts_ms, self._grace_ms, ask.terms.idle_ttl_ms))
+        ids = (ask.ticket, ask.request)
+        tail = encoding.pack(*ids, self._holders, lasts_ms, self._grace_ms, ask.terms.idle_ttl_ms, self._after)
         link.send(ask.resource, scripts.SUPERSEDE, tail, self._answered)
 
     def _answered(self, reply: Reply) -> None:
         waiting = self._waiting
         if reply is None:
+            self._after = b""
             waiting.ask_again(0)
         elif isinstance(reply, ErrorReply):
             if reply.is_transient:
                 waiting.ask_again(reply.retry_ms)
             else:
                 waiting.fail(reply.error(waiting.ask.resource.name, waiting.ask.ticket))
-        elif not reply[2]:
-            self._is_answered = True
-        else:  # the call stopped at its batch limit: of requests to replace, or of grants, perhaps after its own
-            waiting.session.keeper.follow_up(waiting.ask.resource, waiting.ask.terms)
+        elif reply[2] or reply[3]:
+            # It stopped at a limit: of requests to replace, of holders to look at, or of grants, perhaps after its own.
+            self._after = reply[3]
+            if reply[2]:
+                waiting.session.keeper.follow_up(waiting.ask.resource, waiting.ask.terms)
             self.queued()
+        else:
+            self._is_answered = True

@@ -11,7 +11,7 @@ import redis.asyncio
 
 import redlease
 from redlease.events import OnEvent
-from redlease.limits import Duration, Rate
+from redlease.limits import GRACE_S, Duration, Full, Rate
 from redlease.options import Durability
 from redlease.primitives.checkpoints import SequenceProgress
 from redlease.primitives.sequence import Item, Retry
@@ -233,6 +233,10 @@ class Redlease:
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        key: str | None = None,
+        share: float = 1,
+        when_full: Full = "wait",
+        grace: Duration = GRACE_S,
         on_lost: OnLost = "exit",
         max_hold: Duration | None = None,
     ) -> AllRequest:
@@ -241,7 +245,7 @@ class Redlease:
         As `redlease.Redlease.all`, with its parameters and errors, except for `on_lost`: see `Semaphore.hold`.
         """
         options: Any = {"ticket": ticket, "owner": owner, "metadata": metadata, "priority": priority}
-        options["max_hold"] = max_hold
+        options |= {"key": key, "share": share, "when_full": when_full, "grace": grace, "max_hold": max_hold}
         return AllRequest(self._client, parts, timeout, on_lost, options)
 
     def leader(

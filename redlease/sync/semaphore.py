@@ -98,6 +98,10 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
+        turn_key: str | Callable[..., str] | None = None,
+        share: float = 1,
+        when_full: Full = "wait",
+        grace: Duration = GRACE_S,
         on_lost: OnLost = "exit",
         max_hold: Duration | None = None,
     ) -> Decorator:
@@ -107,14 +111,15 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
         """
         checked_on_lost(on_lost)
         options: Any = {"timeout": timeout, "weight": weight, "owner": owner, "metadata": metadata}
-        options["priority"] = priority
-        self._twin.guarded(max_hold=max_hold, **options)  # checks them
+        options |= {"priority": priority, "share": share, "when_full": when_full, "grace": grace}
+        self._twin.guarded(max_hold=max_hold, turn_key=turn_key, **options)  # checks them
+        usual = None if callable(turn_key) else turn_key
 
-        def request(key: str | None) -> HoldRequest:
+        def request(key: str | None, turn_key: str | None) -> HoldRequest:
             pool = self if key is None else self._named(f"{self.name}:{key}")
-            return pool.hold(on_lost=on_lost, max_hold=max_hold, **options)
+            return pool.hold(key=turn_key or usual, on_lost=on_lost, max_hold=max_hold, **options)
 
-        return Decorator(request, key)
+        return Decorator(request, key, turn_key if callable(turn_key) else None)
 
     def _named(self, name: str) -> Self:
         return type(self)(self._client, lambda client: self._make_twin(client)._named(name))
@@ -225,7 +230,7 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
         self._client.call(lambda: self._twin.limit(capacity, per_key=per_key, key=key, until=until, reason=reason))
 
     def unlimit(self, *, key: str | None = None) -> bool:
-        """Lifts what `limit` and `hold_back` have set; as `redlease.Semaphore.unlimit`."""
+        """Lifts what `limit` has set; as `redlease.Semaphore.unlimit`."""
         return self._client.call(lambda: self._twin.unlimit(key=key))
 
     def pause(self, *, until: Until = None, reason: str = "") -> None:
@@ -239,6 +244,10 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
     def hold_back(self, key: str | None, delay: Duration, *, reason: str = "") -> None:
         """Grants nothing of that key so long; as `redlease.Semaphore.hold_back`."""
         self._client.call(lambda: self._twin.hold_back(key, delay, reason=reason))
+
+    def end_hold_back(self, key: str | None) -> bool:
+        """Ends what `hold_back` has set, earlier; as `redlease.Semaphore.end_hold_back`."""
+        return self._client.call(lambda: self._twin.end_hold_back(key))
 
     def release_all(self, *, queue: bool = False) -> int:
         """Releases the permits of all holders, with `queue` first all waiters; returns how many."""

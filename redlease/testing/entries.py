@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
-
-from redlease.limits import CAPACITY_MAX
 
 
 @dataclass
@@ -39,12 +36,6 @@ class Entry:
     number: int = 0
     tag: int | None = None
     is_replaced: bool = False
-
-    @property
-    def cost(self) -> int:
-        """How far its turn takes the virtual time."""
-        weight = 1 if self.weight >= CAPACITY_MAX else self.weight  # a writer's turn costs what a reader's does
-        return max(1, min(2**31, math.floor(1000 * weight / self.share + 0.5)))
 
     @property
     def is_shared(self) -> bool:

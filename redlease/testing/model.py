@@ -15,7 +15,7 @@ is: `docs/protocol.md` names the calls and their arguments.
   `refusal_of_repeat`, `repeat_held` and `repeat_queued`.
 
 P6 and P7 are promises of a client and not of the server. The messages that the server publishes are not in the model,
-nor is the limit of 100 entries that one call grants or removes. Where requests have keys, what the server tells of
+nor are the limits to what one call looks at, grants or removes. Where requests have keys, what the server tells of
 places in the queue is a guess, and what the model tells another one.
 
 One thing is as it is for the sake of the server's speed: expired entries are removed late. An expired permit occupies
@@ -94,6 +94,7 @@ class Model(ResourceState):
         self.set_limits(per_key, key_rate, rate)
         was_declared = self.declared if declared != self.declared else 0
         self.capacity, self.declared = wanted, declared
+        self.turns.capacity = wanted
         if live:
             reply = self.repeat_queued(live, request, place, lease, waiter_lease)
         else:
@@ -207,7 +208,7 @@ class Model(ResourceState):
         returns = entry.arrival > 0
         sequence = entry.arrival or self.sequence + 1
         entry.arrival = entry.arrival or sequence - 10 * priority
-        tag = None if self.over_limit(entry) else self.turns.goes_first(list(self.queue.values()), entry)
+        tag = None if self.over_limit(entry) else self.turns.goes_first(list(self.queue.values()), entry, self.allowed)
         if tag is not None and self.fits(entry.weight):
             self.sequence += bool(self.queue)
             self.grant(entry, self.now + entry.lease)
@@ -319,12 +320,12 @@ class Model(ResourceState):
         return [int(held is not None), 0]
 
     def supersede(  # noqa: PLR0917 - see above
-        self, ticket: str, request: str, holders: int, tombstone: int, grace: int, idle: int
+        self, ticket: str, request: str, holders: int, tombstone: int, grace: int, idle: int, _after: str = ""
     ) -> Reply:
         """Let a waiting request take the place of the others of its key that came before it, or of holders too."""
         queued = self.queue.get(ticket)
         if queued is None or not queued.names(request) or not self.is_live(queued):
-            return [0, 0]
+            return [0, 0, b""]
         superseded = 0
         for other in [other for other in self.waiters() if other.key == queued.key]:
             is_before = self.turns.precedes(other, queued) and other.since <= queued.since
@@ -337,7 +338,7 @@ class Model(ResourceState):
             superseded += self.replace_holders(queued, grace)
         self.advance()
         self.keep(idle)
-        return [superseded, 0]
+        return [superseded, 0, b""]
 
     def replace_waiter(self, other: Entry, tombstone: int) -> None:
         """Take a waiter out of the queue, and refuse its requests for so long."""
@@ -393,23 +394,29 @@ class Model(ResourceState):
         """Set the capacity, which is not a declaration; refused of a lock and of a read-write lock."""
         if self.declared in EXCLUSIVE and capacity != self.declared:
             return [0, self.declared]
-        self.capacity = capacity
+        self.capacity = self.turns.capacity = capacity
         self.advance()
         self.keep(idle)
         return [0]
 
     def limit(self, kind: str, key: str, units: int | str, until: str, idle: int) -> Reply:
         """Set or lift a limit, which outranks what processes declare."""
-        ends = self.set_limit(kind, key, units, until)
+        before, ends = self.limits.get(Limit.named(kind, key)), self.ending(until)
+        if before and kind == "back" and units != "" and self.now < ends <= before.until:
+            return [before.until, 0]  # of several times after a vendor's refusal the last one counts
+        ends = self.set_limit(kind, key, units, ends)
         if ends:
             self.proceed(key, idle)
         return [ends, 0]
 
-    def set_limit(self, kind: str, key: str, units: int | str, until: str) -> int:
+    def ending(self, until: str) -> int:
+        """Return when a limit ends that is set now."""
+        return int(until[1:]) if until.startswith("@") else self.now + int(until or FOR_GOOD_MS)
+
+    def set_limit(self, kind: str, key: str, units: int | str, ends: int) -> int:
         """Set or lift a limit; return when it ends, 0 if there is none, or it would be over already."""
         name = Limit.named(kind, key)
         before = self.limits.get(name)
-        ends = int(until[1:]) if until.startswith("@") else self.now + int(until or FOR_GOOD_MS)
         if units == "":
             ends = before.until if before else 0
         if ends <= self.now:
@@ -419,7 +426,7 @@ class Model(ResourceState):
         limit = Limit(name, int(units or 0), ends, self.now, kind, key)
         if units != "":
             self.limits[name] = limit
-        if limit.of_keys:
+        if limit.of_keys or kind == "limit":
             self.look_again(key)
         return ends
 
@@ -446,9 +453,24 @@ class Model(ResourceState):
         if known.fence:
             return [0, 0]
         ahead = [queued for queued in self.waiters() if self.is_live(queued) and queued.position <= known.position]
-        units = sum(queued.weight for queued in ahead)
-        wait = -1 if self.lasted is None else math.ceil(self.lasted * units / self.capacity)
+        wait = self.estimated(sum(queued.weight for queued in ahead))
         if self.rate:  # so many tokens are needed, and the rate gives no more before
             needed = max(self.tat - self.clock, 0) + (len(ahead) - self.rate[1]) * self.rate[0]
             wait = max(wait, 0, math.ceil(needed / 1000))
         return [len(ahead), wait]
+
+    def estimated(self, units: int) -> int:
+        """Return about how long so many units take under the limits of the resource; -1 if that is not known."""
+        limits = [self.limits.get(Limit.named(kind, "")) for kind in ("pause", "back", "limit")]
+        live = [limit for limit in limits if limit and limit.until > self.now]
+        paused = max((limit.until - self.now for limit in live if not limit.units), default=0)
+        most, ends = self.capacity, self.now
+        for limit in live:
+            if limit.units:
+                most, ends = min(self.capacity, limit.units), limit.until
+        if self.lasted is None:
+            return -1
+        rest, wait = max(0, ends - self.now - paused), self.lasted * units / most
+        if most < self.capacity and wait > rest:
+            wait = rest + (wait - rest) * most / self.capacity
+        return math.ceil(paused + wait) if paused + wait < FOR_GOOD_MS / 2 else -1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from .entries import Delay, Entry, Limit
-from .turns import Turns
+from .turns import Turns, is_barred
 
 
 @dataclass
@@ -77,7 +77,8 @@ class ResourceState:
         self.note_keys()
 
     def note_keys(self) -> None:
-        """Forget the virtual time with the last ticket that has a key."""
+        """Forget the virtual time with the last ticket that has a key, and let it begin again before its end."""
+        self.turns.restart(self.queue.values())
         if not self.has_keys:
             self.turns.reset()
 
@@ -136,7 +137,7 @@ class ResourceState:
     def lift(self, name: bytes) -> None:
         """Remove a limit."""
         limit = self.limits.pop(name)
-        if limit.of_keys:
+        if limit.of_keys or limit.kind == "limit":
             self.look_again(limit.key)
 
     def look_again(self, key: str) -> None:
@@ -189,7 +190,7 @@ class ResourceState:
 
     def first(self) -> Entry | None:
         """Return who is granted next; None if nobody has a turn."""
-        return self.turns.first(list(self.queue.values()))
+        return self.turns.first(list(self.queue.values()), self.allowed)
 
     def told(self, queued: Entry, soonest: int) -> int:
         """Return the ms until an expiry can let a waiter proceed, of what `soonest` returns; -1 if none can.
@@ -278,7 +279,7 @@ class ResourceState:
                 break
             del self.queue[waiting[0].ticket]
         if waiting and not self.over_limit(waiting[0]):
-            waiting[0].tag = max(0, (self.turns.virtual if begun is None else begun) + waiting[0].cost)
+            waiting[0].tag = max(0, (self.turns.virtual if begun is None else begun) + self.turns.cost(waiting[0]))
         if not any(entry.key == key for entry in (*self.queue.values(), *self.users())):
             self.turns.numbers.pop(key, None)
 
@@ -293,8 +294,14 @@ class ResourceState:
         limit = self.limit_on(entry.key)
         most = limit.units if limit else self.turns.limit or None
         held = sum(user.weight for user in self.users() if user.key == entry.key)
-        is_over = most is not None and held + entry.weight > most
+        is_over = (most is not None and held + entry.weight > most) or is_barred(entry, self.allowed)
         return bool(entry.key) and (is_over or self.token_due(entry.key) > 0)
+
+    @property
+    def allowed(self) -> int | None:
+        """How many units an operator allows to be held, if some are, but not all."""
+        limit = self.limits.get(Limit.named("limit", ""))
+        return limit.units if limit and limit.units and limit.until > self.now else None
 
     def never_fits(self, queued: Entry, limit: int | None = None) -> bool:
         """Tell whether a weight is more than its key may ever have; a limit of an operator may allow it for now."""
@@ -341,6 +348,6 @@ class ResourceState:
         if entry.fence and not self.is_live(entry) and until > self.now:
             self.delays.append(Delay(entry.ticket, entry.weight, entry.deadline, until, self.now, entry.key))
         del (self.held if entry.fence else self.queue)[entry.ticket]
-        self.give_turn(entry.key, None if entry.tag is None else entry.tag - entry.cost)
+        self.give_turn(entry.key, None if entry.tag is None else entry.tag - self.turns.cost(entry))
         if entry.is_replaced:
-            self.turns.lead(list(self.queue.values()), entry.key)
+            self.turns.lead(list(self.queue.values()), entry.key, self.allowed)

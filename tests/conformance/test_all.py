@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease import AcquireTimeout, LeaseLost, RedleaseError
+from redlease import AcquireTimeout, LeaseLost, QueueFull, RedleaseError
 
 from helpers import cancel, until_waiting
 
 if TYPE_CHECKING:
-    from redlease import Redlease, Semaphore
+    from redlease import AllRequest, Redlease, Semaphore
 
     from conftest import MakeClient
 
@@ -189,6 +189,38 @@ async def test_what_is_refused_holds_nothing(client: Redlease) -> None:
     with pytest.raises(RedleaseError):
         async with block:
             pytest.fail("the client is closed")
+
+
+async def test_all_take_the_turn_of_a_key(client: Redlease) -> None:
+    """`per_key` and `when_full` count for a block as they do for a single hold."""
+    pool, lock = client.semaphore("pool", capacity=5, per_key=1), client.lock("lock")
+    async with client.all(lock, pool, key="acme", share=2) as holds:
+        assert [hold.permit.key for hold in holds] == ["acme", "acme"]
+        assert await pool.try_acquire(key="acme") is None
+        assert await pool.try_acquire(key="other") is not None
+        with pytest.raises(QueueFull, match="when_full is 'refuse'"):
+            async with client.all(pool, key="acme", when_full="refuse"):
+                pass
+    assert await pool.release(await pool.acquire(key="acme"))
+    older = await pool.acquire(key="acme")
+    newer = asyncio.create_task(entered(client.all(lock, pool, key="acme", when_full="replace-holder", grace=0)))
+    await newer
+    assert not await pool.check(older)
+    refused: list[dict[str, Any]] = [
+        {"share": 2},
+        {"key": ""},
+        {"when_full": "replace-waiter", "timeout": 0},
+        {"when_full": "never"},
+    ]
+    for wrong in refused:
+        with pytest.raises(ValueError, match=r"\w"):
+            client.all(pool, **wrong)
+
+
+async def entered(request: AllRequest) -> None:
+    """Enter a block, and leave it."""
+    async with request:
+        pass
 
 
 async def test_one_block_is_entered_once_at_a_time(client: Redlease) -> None:

@@ -233,13 +233,63 @@ async def test_a_thousand_limits_of_keys_hide_nothing(client: Redlease, engine: 
     assert (await pool.inspect()).in_use == 1
 
 
+@pytest.mark.parametrize("key", [None, "heavy"])
+@pytest.mark.parametrize("how", ["lifted", "raised", "over"])
+async def test_a_heavy_request_under_a_limit_holds_up_no_other_key(client: Redlease, key: str | None, how: str) -> None:
+    """It waits for the end of the limit, or a higher one; other keys pass it, and its own waits behind it."""
+    pool = client.semaphore("r", capacity=5)
+    await pool.limit(2, until=SOON_S if how == "over" else None)
+    heavy = await queue_up(pool, 1, key=key, weight=3)
+    behind = await queue_up(pool, 1, key=key)
+    for other in ("a", "b"):
+        assert await pool.release(await pool.acquire(key=other, timeout=10))
+    assert not heavy[0].done()
+    assert not behind[0].done()
+    if how == "raised":
+        await pool.limit(3)
+    elif how == "lifted":
+        assert await pool.unlimit()
+    assert await pool.release(await asyncio.wait_for(heavy[0], 10))
+    assert await pool.release(await behind[0])
+    assert await pool.unlimit() == (how == "raised")
+    assert await held_of(pool) == 5
+
+
 async def test_everything_is_held_back(client: Redlease) -> None:
-    """Without a key nothing at all is granted so long; a later call counts instead of an earlier one."""
+    """Without a key nothing at all is granted so long, and then grants go on."""
     pool = client.semaphore("r", capacity=2)
-    await pool.hold_back(None, 60)
-    assert await pool.try_acquire() is None
     await pool.hold_back(None, timedelta(seconds=SOON_S))
+    assert await pool.try_acquire() is None
     await asyncio.wait_for(pool.acquire(), 10)
+
+
+@pytest.mark.parametrize("key", [None, "acme"])
+async def test_the_longest_time_counts(client: Redlease, key: str | None) -> None:
+    """Several answers of a vendor race: one that names a shorter time shortens no other, and 0 is a time too."""
+    pool = client.semaphore("r", capacity=2)
+    await pool.hold_back(key, 30)
+    for delay in (60, 5, 0, timedelta()):
+        await pool.hold_back(key, delay)
+    snapshot = await pool.inspect()
+    (until_ms,) = (limit.until_ms for limit in snapshot.limits)
+    assert until_ms is not None
+    assert 30_000 < until_ms - snapshot.server_time_ms <= 60_000
+    with pytest.raises(ValueError, match="delay must be from 0 s"):
+        await pool.hold_back(key, -1)
+
+
+@pytest.mark.parametrize("key", [None, "acme"])
+async def test_what_a_vendor_asked_for_is_not_lifted_with_a_limit(client: Redlease, key: str | None) -> None:
+    """`unlimit` lifts what operators have set, and `end_hold_back` the rest."""
+    pool = client.semaphore("r", capacity=2)
+    await pool.limit(1, key=key)
+    await pool.hold_back(key, 60)
+    assert await pool.unlimit(key=key)
+    assert not await pool.unlimit(key=key)
+    assert await pool.try_acquire(key=key) is None
+    assert await pool.end_hold_back(key)
+    assert not await pool.end_hold_back(key)
+    assert await pool.try_acquire(key=key) is not None
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,66 @@ async def test_the_wait_is_estimated_from_recent_holds(client: Redlease) -> None
     await cancel(*tasks, *more)
 
 
+async def test_the_estimate_counts_what_is_allowed(client: Redlease) -> None:
+    """A request waits longer under a limit or a pause, at the limit of its key or with a small share."""
+    pool = client.semaphore("r", capacity=20)
+    held = [await pool.acquire() for _ in range(20)]
+    tasks = await queue_up(pool, 1)
+    assert await pool.release(held.pop())
+    await tasks[0]  # so it is known how long holds last
+    tasks += await queue_up(pool, 20, key="a")
+    tasks += await queue_up(pool, 20, key="b", share=0.1)
+    waiting = (await pool.inspect()).waiters
+
+    async def last(key: str) -> float:
+        ticket = [waiter.ticket for waiter in waiting if waiter.key == key][-1]
+        found = await pool.position(ticket)
+        assert found is not None
+        assert found.estimated_wait is not None
+        return found.estimated_wait
+
+    alone, of_a_small_share = await last("a"), await last("b")
+    assert of_a_small_share > 1.5 * alone
+    await pool.limit(2, key="a")
+    assert await last("a") == pytest.approx(20 / (22 / 10) * alone, rel=0.2)
+    assert await pool.unlimit(key="a")
+    await pool.limit(2)
+    assert await last("a") == pytest.approx(10 * alone, rel=0.05)
+    assert await pool.unlimit()
+    await pool.hold_back("a", 60)
+    assert await last("a") >= 59
+    await pool.pause(until=100)
+    assert await last("b") > 99
+    await pool.pause()
+    ((_, *_, last_of_b),) = [[waiter.ticket for waiter in waiting if waiter.key == "b"]]
+    found = await pool.position(last_of_b)
+    assert found is not None
+    assert found.estimated_wait is None
+    await cancel(*tasks[1:])
+
+
+async def test_a_limit_that_ends_is_counted_until_then(client: Redlease) -> None:
+    """Without keys too: a limit that ends soon makes a request wait no longer than that, and what is left then."""
+    pool = client.semaphore("r", capacity=20)
+    held = [await pool.acquire() for _ in range(20)]
+    tasks = await queue_up(pool, 20)
+    assert await pool.release(held.pop())
+    await tasks[0]
+    ticket = (await pool.inspect()).waiters[-1].ticket
+    estimates = []
+    for until in (None, 0.2, 3600):
+        if until:
+            await pool.limit(1, until=until)
+        found = await pool.position(ticket)
+        assert found is not None
+        estimates.append(found.estimated_wait or 0)
+    free, soon, late = estimates
+    assert late == pytest.approx(20 * free, rel=0.05)
+    assert free <= soon <= 0.2 + free
+    await pool.unlimit()
+    await cancel(*tasks[1:])
+
+
 async def test_the_dead_are_not_ahead(make_client: MakeClient, engine: str) -> None:
     """Waiters whose client is gone do not count, wherever they stand; one of them has no place."""
     client, gone = await make_client(), await make_client(waiter_lease=0.3)

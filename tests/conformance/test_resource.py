@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 from typing import TYPE_CHECKING
 
 import pytest
 
-from redlease import LeaseLost, Withdrawn
+from redlease import LeaseLost, NeverFits, RedleaseError, Withdrawn
 
 from helpers import cancel, eventually, keys_of, left_over, queue_up, until_waiting
 
@@ -468,6 +469,11 @@ async def test_a_name_with_spaces_hears_of_a_smaller_capacity(client: Redlease) 
     heavy = asyncio.create_task(pool.acquire(weight=3))
     await until_waiting(pool, 1)
     await pool.resize(2)
-    with pytest.raises(ValueError, match="can never fit"):
+    with pytest.raises(NeverFits, match="can never fit") as raised:
         await asyncio.wait_for(heavy, 1)
+    assert isinstance(raised.value, RedleaseError)
+    assert isinstance(raised.value, ValueError)
+    assert raised.value.resource == "two words {and} more"
+    assert raised.value.ticket
+    assert isinstance(pickle.loads(pickle.dumps(raised.value)), NeverFits)
     assert await pool.release(permit)

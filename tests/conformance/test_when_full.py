@@ -115,6 +115,23 @@ async def test_a_waiter_that_replaces_does_not_count(client: Redlease) -> None:
     assert await lock.release(await newer)
 
 
+async def test_the_newest_of_many_takes_over(client: Redlease) -> None:
+    """It finds the holder of its key among hundreds, wherever that stands; those of other keys stay."""
+    pool = client.semaphore("r", capacity=600)
+    held = await asyncio.gather(*(pool.acquire(key=f"k{number}") for number in range(600)))
+    await asyncio.gather(*(pool.renew(permit) for permit in held[:300]))
+    newest = [asyncio.create_task(pool.acquire(key=f"k{number}", when_full=HOLDER)) for number in (0, 250, 299, 599)]
+
+    async def ended() -> bool:
+        return sum([not await pool.check(permit) for permit in held]) == len(newest)
+
+    await eventually(ended)
+    for number, task in zip((0, 250, 299, 599), newest, strict=True):
+        assert not await pool.check(held[number])
+        assert await pool.release(held[number])
+        await task
+
+
 @pytest.mark.of_tasks("a loss cancels a body that is a task")
 async def test_the_newest_takes_over(client: Redlease) -> None:
     """The body of the older hold is cancelled, with an error that names the newer; that begins when it has ended."""

@@ -255,6 +255,7 @@ class History:
             pool.unpause,
             lambda: pool.hold_back(key, brief_s),
             lambda: pool.unlimit(key=key),
+            lambda: pool.end_hold_back(key),
         ]
         if self.settings.kind != "rwlock":
             calls += [

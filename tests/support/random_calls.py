@@ -170,7 +170,7 @@ class RandomCalls:
         channel, ticket = self.channel(), self.random.choice(list(self.model.queue) or TICKETS)
         known = self.model.queue.get(ticket)
         request = known.claims[0][1] if known and self.random.random() < 0.9 else self.request(channel, ticket)
-        return ticket, request, self.random.randint(0, 1), 5, self.random.choice([0, 2, 30]), self.idle
+        return ticket, request, self.random.randint(0, 1), 5, self.random.choice([0, 2, 30]), self.idle, ""
 
     def reduce(self) -> Args:
         """Give back a part."""

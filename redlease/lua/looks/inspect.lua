@@ -47,12 +47,7 @@ for _, name in ipairs(names) do
 end
 
 -- The holders: first those that have expired and that no call has removed yet; with a lock delay their units are in use.
-local at = 0
-if after_deadline and tonumber(call('ZSCORE', holders, after_ticket) or 0) == after_deadline then
-  at = call('ZRANK', holders, after_ticket) + 1
-elseif after_deadline then -- it is gone, or renewed
-  at = call('ZCOUNT', holders, '-inf', format('(%.17g', after_deadline))
-end
+local at = after_deadline and behind(holders, after_ticket, ARGV[5]) or 0
 local held, permits, delay, is_enough, met = {}, 0, tonumber(was[16] or 0), false, 0
 -- Who was granted while the pages of waiters are read is not listed: the units in use are those of the first page.
 local listed = after_entry and {} or call('ZRANGE', holders, at, at + rest, 'WITHSCORES')
@@ -81,7 +76,7 @@ local is_last = after_entry or is_enough or at >= count
 
 local queued, waiting = {}, 0
 if is_last then
-  at, is_enough = after_entry and behind(after_entry, after_score) or 0, false
+  at, is_enough = after_entry and behind(queue, after_entry, after_score) or 0, false
   listed = call('ZRANGE', queue, at, at + math.max(0, math.floor(rest)), 'WITHSCORES')
   for i = 1, #listed, 2 do
     is_enough = #queued >= 2 * most_waiters and waiting >= most_counted

@@ -83,6 +83,7 @@ local function lapse(ticket, weight, ended, its_fence)
     end
   end
   remove_holder(ticket, weight, its_fence and string.find(its_fence, '^0.'))
+  if ticket == '\255limit' and turns.look_again then turns.look_again('') end
 end
 
 -- Removes holders whose lease has ended, and limits of keys.

@@ -47,7 +47,7 @@ local function look(field, ranks, is_full)
     local is_alive, counts = true, 0
     if entry == '' and head then is_alive, counts = lives(head) end
     left = left - counts
-    local at = entry == '' and from or math.max(from, behind(entry, score))
+    local at = entry == '' and from or math.max(from, behind(queue, entry, score))
     local entries = is_alive and call('ZRANGE', queue, at, math.min(at + STEP, to) - 1, 'WITHSCORES') or {}
     for i = 1, #entries, 2 do
       if left <= 0 then break end

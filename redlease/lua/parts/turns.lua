@@ -16,16 +16,19 @@
 if turns.count > 0 or turns.key then (function() -- a function of its own, so that its locals enlarge no other call's stack
 local HEADS, REST = 2251799813685248, 4503599627370496 -- 2^51 and 2^52, so that tags and numbers are whole
 local ONE = 1000 -- a unit at share 1: tags are whole numbers
+local MILLION = 1048576 -- 2^20
 local ALL = 2147483647 -- the weight of a writer: its turn costs no more than that of a reader
 if not was[11] then turns.virtual, turns.start, turns.numbers, turns.limits = 0, 0, 0, 0 end
 turns.limited = turns.limit > 0 or turns.limits > 0 or turns.interval
 
+-- Of a great capacity a unit costs less, so that no cost is beyond 2^40, and the millionth part of all as much as a unit of a million.
 local function cost(weight, share)
   if weight >= ALL then weight = 1 end
-  return math.max(1, math.min(2 ^ 31, math.floor(weight * ONE / (share or 1) + 0.5)))
+  local part = capacity < ALL and math.max(1, capacity / MILLION) or 1
+  return math.max(1, math.min(2 ^ 43, math.floor(weight * ONE / (share or 1) / part + 0.5)))
 end
 
--- Returns the score of a tag. Should keys wait without a break until tags reach their end, first waiters go by arrival from then on.
+-- Returns the score of a tag, which is far below its end: see `restart`.
 local function score_of(tag)
   return format('%.0f', HEADS + math.max(0, math.min(tag, HEADS - 1)))
 end
@@ -92,15 +95,29 @@ local function token_due_to(key)
   return due > now and due
 end
 
+-- Returns whether an operator's limit of the resource allows fewer units, though some: then nobody waits behind that request.
+local function is_barred(weight)
+  if weight == 1 then return false end
+  local ends = call('ZSCORE', holders, '\255limit')
+  if not ends or tonumber(ends) <= now then return false end
+  local units = tonumber(string.match(call('HGET', state, 't\255limit') or '', '^%d+ 0 (%d+)') or 0)
+  return units > 0 and weight > units
+end
+
 local function over_limit(key, held, weight)
   local most = limit_of(key)
-  return most and held + weight > most or token_due_to(key)
+  return most and held + weight > most or token_due_to(key) or is_barred(weight)
 end
 
 -- Returns how many units of a key must be released before it may have so many more; a time without grants ends by itself.
 function turns.lacks(key, weight)
   local most = limit_of(key, true)
-  return most and (read_key(key)) + weight - most or 0
+  return most and turns.held(key) + weight - most or 0
+end
+
+-- Returns how many units a key has in use.
+function turns.held(key)
+  return (read_key(key))
 end
 
 -- Returns how many waiters a key has.
@@ -331,7 +348,8 @@ function turns.first()
   local low = call('ZRANGE', queue, 0, 0, 'WITHSCORES')
   local ticket, tag
   if low[1] and tonumber(low[2]) < HEADS then
-    ticket, tag = low[1], turns.start + cost(weight_of(low[1]), 1)
+    local weight = weight_of(low[1])
+    ticket, tag = low[1], is_barred(weight) and HEADS or turns.start + cost(weight, 1)
   end
   local head = call('ZRANGEBYSCORE', queue, score_of(0), '(' .. format('%.0f', REST), 'WITHSCORES', 'LIMIT', 0, 1)
   if head[1] and (not tag or head[2] - HEADS < tag) then
@@ -409,8 +427,59 @@ function turns.rank(key, entry)
   return math.min(before, call('ZCARD', queue) - 1)
 end
 
+-- Returns how many of a key are before one of its waiters, of that weight, and about how many others, as their shares are; and what
+-- these weigh. The first waiters of some keys tell of all.
+function turns.ahead(key, entry, weight)
+  local _, number, head = read_key(key)
+  local _, _, share = turns.of(turns.ticket(entry))
+  local own = head == entry and 0 or call('ZRANK', queue, entry) - call('ZCOUNT', queue, '-inf', '(' .. format('%.0f', REST + number))
+  local turn = cost(weight, share)
+  local virtual = (own + 1) * turn -- until its tag
+  if head ~= '' then
+    virtual = math.max(0, call('ZSCORE', queue, head) - HEADS - turns.virtual) + own * turn
+    if head ~= entry then own = own + 1 end
+  end
+  local keys, shares, weights, looked = call('ZCOUNT', queue, score_of(0), '(' .. format('%.0f', REST)), 0, 0, 0
+  for _, other in ipairs(call('ZRANGEBYSCORE', queue, score_of(0), '(' .. format('%.0f', REST), 'LIMIT', 0, 20)) do
+    if other ~= head then
+      local ticket = turns.ticket(other)
+      local _, _, its_share = turns.of(ticket)
+      shares, weights, looked = shares + its_share, weights + weight_of(ticket), looked + 1
+    end
+  end
+  if head ~= '' then keys = keys - 1 end
+  local without_key = call('ZCOUNT', queue, '-inf', '(' .. score_of(0))
+  local their_weight = looked > 0 and weights / looked or 1
+  local their_shares = (looked > 0 and keys * shares / looked or 0) + math.min(1, without_key)
+  local others = call('ZCARD', queue) - turns.waiting(key)
+  return own, math.min(others, virtual / cost(their_weight, 1) * their_shares), their_weight
+end
+
+-- Returns how many units a key may have, if there is a bound, and for how long it is held back.
+function turns.allowed(key)
+  local ends = (call('ZSCORE', holders, '\255back ' .. key) or 0) - OF_KEYS
+  return limit_of(key, true), math.max(0, ends - now)
+end
+
+-- Lets the virtual time begin again before tags reach their end: one pass over the keys, once in 2^50 of it.
+local function restart()
+  local at, chunk = call('ZCOUNT', queue, '-inf', '(' .. score_of(0)), {}
+  repeat
+    chunk = call('ZRANGE', queue, at, at + BATCH - 1, 'WITHSCORES') -- what has been moved keeps its rank
+    local moved = {}
+    for i = 1, #chunk, 2 do
+      local score = tonumber(chunk[i + 1])
+      if score < REST then moved[#moved + 1], moved[#moved + 2] = score_of(score - HEADS - turns.virtual), chunk[i] end
+    end
+    if #moved > 0 then call('ZADD', queue, unpack(moved)) end
+    at = at + BATCH
+  until #moved < 2 * BATCH
+  turns.start, turns.virtual = turns.start - turns.virtual, 0
+end
+
 -- Writes how many tickets have a key and how far their turns are, if that has changed.
 function turns.store()
+  if turns.virtual > HEADS / 2 then restart() end
   local text = turns.count > 0
     and format('%d %.0f %.0f %.0f %.0f %d %d', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised, turns.limits, turns.keys)
   if text and text ~= was[11] then call('HSET', state, 'g', text) end

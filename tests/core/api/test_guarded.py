@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease import AcquireTimeout, Hold
+from redlease import AcquireTimeout, Hold, QueueFull
 from redlease.testing import fake_client
 
 from helpers import eventually
@@ -65,6 +65,32 @@ async def test_a_key_names_the_resource_of_a_call(client: Redlease) -> None:
     assert not await lock.locked()
     go.set()
     assert [await first, await second] == ["ann/1!", "bob/1"]
+
+
+async def test_whose_turn_a_call_takes(client: Redlease) -> None:
+    """The key of a call's turn comes from its arguments or is given; `per_key` counts, and the resource is the same."""
+    pool = client.semaphore("r", capacity=5, per_key=1)
+
+    @pool.guarded(turn_key=lambda tenant: tenant, share=2, when_full="refuse")
+    async def of_a_tenant(tenant: str, hold: Hold | None = None) -> str | None:
+        assert hold is not None
+        assert hold.permit.key == tenant
+        assert hold.resource == "r"
+        with pytest.raises(QueueFull):
+            await of_a_tenant(tenant)
+        return hold.permit.key
+
+    @pool.guarded(turn_key="fixed")
+    async def of_one(hold: Hold | None = None) -> str | None:
+        return hold and hold.permit.key
+
+    assert await asyncio.gather(of_a_tenant("a"), of_a_tenant("b"), of_one()) == ["a", "b", "fixed"]
+    with pytest.raises(ValueError, match="the key of a call"):
+        await of_a_tenant("")
+    refused: list[dict[str, Any]] = [{"share": 2}, {"turn_key": ""}, {"when_full": "never"}]
+    for wrong in refused:
+        with pytest.raises(ValueError, match=r"\w"):
+            pool.guarded(**wrong)
 
 
 async def test_the_hold_is_passed_where_it_is_asked_for(client: Redlease) -> None:

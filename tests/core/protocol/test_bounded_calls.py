@@ -91,13 +91,42 @@ def test_older_requests_are_replaced_bit_by_bit(crowd: Crowd, key: str) -> None:
     crowd.ask("holder", key=key)
     crowd.wait([key] * MANY)
     assert crowd.ask("newest", key=key)[0] == Status.QUEUED
-    asked = ("newest", "hnewest", 1, 60_000, 1000, IDLE_MS)
+    asked = ("newest", "hnewest", 1, 60_000, 1000, IDLE_MS, "")
     reply, commands = crowd.call("supersede", *asked), [crowd.commands]
     while reply[1]:
         reply = crowd.call("supersede", *asked)
         commands.append(crowd.commands)
     assert max(commands) < MOST_COMMANDS
     assert crowd.waiting() == ["newest"]
+
+
+@pytest.mark.parametrize("of_key", [False, True], ids=["no keys", "a key each"])
+def test_holders_are_found_bit_by_bit(crowd: Crowd, of_key: bool) -> None:
+    """The newest request finds the holders of its key among a thousand, wherever they stand; the oldest of them end."""
+    own = keys(3)[2] if of_key else ""
+    for number in range(MANY):
+        crowd.ask(f"other{number}", key=f"other{number}" if of_key else "", capacity=MANY + 2)
+    crowd.now_ms += 1
+    held = [f"own{number}" for number in range(2)]
+    assert [crowd.ask(ticket, key=own, capacity=MANY + 2)[0] for ticket in held] == [Status.GRANTED] * 2
+    weight = 1 if of_key else 300
+    crowd.ask("newest", key=own, weight=weight, capacity=MANY + 2)
+    after: str | bytes = ""
+    commands, superseded = [], 0
+    while True:
+        reply = crowd.call("supersede", "newest", "hnewest", 1, 60_000, 1000, IDLE_MS, after)
+        commands.append(crowd.commands)
+        superseded, after = superseded + reply[0], reply[2]
+        if not reply[1] and not after:
+            break
+    assert max(commands) < MOST_COMMANDS
+    assert superseded == weight
+    if of_key:
+        assert crowd.call("supersede", "newest", "hnewest", 1, 60_000, 1000, IDLE_MS, "")[0] == 0
+    crowd.now_ms += 1000
+    crowd.all_of("release", "", "", "", 0, 0, IDLE_MS)
+    assert "newest" in crowd.holders()
+    assert ("own0" in crowd.holders(), "own1" in crowd.holders()) == (not of_key, True)
 
 
 def read(crowd: Crowd, limit: int, counted: int = 5000) -> tuple[Any, list[int]]:

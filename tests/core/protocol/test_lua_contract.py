@@ -159,7 +159,10 @@ def test_replies_are_read_as_the_scripts_reply() -> None:
 def test_every_key_is_declared(name: str) -> None:
     """A script touches nothing but its four KEYS, which the prelude names, and the history."""
     text = strip_comments(FILES[name])
-    known = {*KEYS, "history"} if HISTORY in text else KEYS
+    known = {*KEYS, *({"history"} if HISTORY in text else ())}
+    for given in re.findall(r"\bbehind\(([^,]+),", text):
+        assert given in ({"entries"} if name == "behind" else KEYS)  # what its calls give it
+    known |= {"entries"} if name == "behind" else set()
     for command, key in re.findall(r"(?:\bcall|redis\.p?call|\btry)\('([A-Z]+)'(?:, *([^,()]+))?", text):
         if command not in WITHOUT_KEY:
             assert key.strip() in known or re.fullmatch(r"KEYS\[(?:[1-4]|i)\]", key.strip()), f"{command} {key}"

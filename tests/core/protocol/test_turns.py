@@ -11,6 +11,9 @@ import redis
 from redlease.protocol import scripts
 from redlease.protocol.encoding import Resource
 
+from crowd import Crowd
+from set_clock import KEYS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -136,3 +139,50 @@ def test_nothing_is_kept_of_keys_that_are_gone(pool: Pool) -> None:
     fields: Any = pool.client.hkeys(pool.keys[0])
     assert {field for field in fields if len(field) > 1} == set()
     assert b"g" not in fields
+
+
+@pytest.fixture
+def crowd(servers: dict[str, Server]) -> Iterator[Crowd]:
+    """A resource without state."""
+    crowd = Crowd(servers["valkey9"])
+    yield crowd
+    crowd.close()
+
+
+def granted(crowd: Crowd, count: int) -> Counter[str]:
+    """Let one after another hold; return how often it was the turn of each key."""
+    ticket, found = crowd.holders()[0], Counter[str]()
+    for _ in range(count):
+        crowd.release(ticket)
+        (ticket,) = crowd.holders()
+        found[crowd.key_of(ticket)] += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("capacity", "share"), [(2**22, 1), (2**27, 4), (2**31 - 2, 0.001), (2**31 - 2, 4), (2**31 - 1, 1)]
+)
+def test_great_weights_take_turns_by_their_weight(crowd: Crowd, capacity: int, share: float) -> None:
+    """In a pool of bytes each key gets as many of them as its share says, however great its requests are."""
+    crowd.hold(capacity)
+    whole = capacity - 1  # all of the greatest capacity is what a writer has
+    crowd.wait(["a"] * 12, weight=f"{whole} 0    {share}", capacity=capacity)
+    crowd.wait(["b"] * 60, weight=f"{capacity // 2 + 1} 0    {4 * share}", capacity=capacity)
+    assert granted(crowd, 45)["a"] in range(4, 7)  # one turn of nine
+
+
+@pytest.mark.parametrize("virtual", [2**50 - 10_000, 2**51 - 4000], ids=["before its half", "before its end"])
+def test_the_virtual_time_begins_again(crowd: Crowd, virtual: int) -> None:
+    """Keys take turns by their shares however long they have waited without a break, and so do those without one."""
+    crowd.hold()
+    crowd.wait(["a"] * 40 + [""] * 40, weight="1 0")
+    crowd.wait(["b"] * 80, weight="1 0    2")
+    fields: Any = crowd.client.hget(KEYS[0], "g")
+    count, _, _, *rest = fields.decode().split(" ")
+    crowd.client.hset(KEYS[0], "g", " ".join((count, str(virtual), str(virtual), *rest)))
+    for head in crowd.client.zrangebyscore(KEYS[2], 2**51, f"({2**52}"):
+        crowd.client.zincrby(KEYS[2], virtual, head)
+    turns = granted(crowd, 80)
+    assert all(abs(turns[key] - due) <= 1 for key, due in (("a", 20), ("", 20), ("b", 40))), turns
+    fields = crowd.client.hget(KEYS[0], "g")
+    assert int(fields.decode().split(" ")[1]) < 2**50

@@ -135,12 +135,13 @@ async def test_a_repeated_request_declares_nothing_anew(server: Any, clients: Cl
 
 
 async def test_a_vendor_that_is_ready_earlier(clients: Clients) -> None:
-    """Who waits for a key that was held back learns that it is so for less time now."""
+    """Who waits for a key that was held back learns that it is no longer."""
     (client,) = await clients(1)
     pool = client.semaphore("r", capacity=9)
     await pool.hold_back("a", 60)
     (waiting,) = await queue_up(pool, 1, key="a")
     await pool.hold_back("a", 0.5)
+    assert await pool.end_hold_back("a")
     async with asyncio.timeout(SOON_SECONDS):
         await waiting
 
