@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from backend_flows import Actor, Asking
 from executed_again_flows import (
     ACTIVITIES,
     WORKFLOWS,
+    Again,
     Entity,
     GivesUp,
     Ledger,
@@ -25,6 +27,7 @@ from executed_again_flows import (
 from temporal_tools import events_of, names_of, reset, reset_to
 from temporalio.worker import Replayer
 
+from redlease_temporal.backends.redis.requests import Requests
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -251,3 +254,33 @@ async def test_two_holds_in_one_task_where_nobody_may_wait(client: Client, task_
     run = await bench.start(TwiceInOneTask.run, dataclasses.replace(bench.on, max_waiters=0))
     first, second = await run.result()
     assert second > first
+
+
+@pytest.mark.parametrize("how", ["try_acquire", "hold"])
+async def test_who_does_not_wait_asks_after_a_long_workflow_task(
+    client: Client, task_queue: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its release takes so long that the server begins the workflow task again; the end of that one records it."""
+    release = Requests.release
+
+    async def slowly(self: Requests, *args: Any, **options: Any) -> Any:
+        released = await release(self, *args, **options)
+        Lingering.begun.set()
+        await Lingering.over.wait()
+        return released
+
+    monkeypatch.setattr(Requests, "release", slowly)
+    on, short = Bench(client, task_queue, "redis").on, timedelta(seconds=1)
+    run = await client.start_workflow(
+        Again.run, args=[on, how], id=task_queue, task_queue=task_queue, task_timeout=short
+    )
+    await asyncio.wait_for(Lingering.begun.wait(), 30)
+    before = len(await events_of(run))
+
+    async def is_begun_again() -> bool:
+        return len(await events_of(run)) > before
+
+    await eventually(is_begun_again)
+    Lingering.over.set()
+    assert await run.result()
+    await replays(run)

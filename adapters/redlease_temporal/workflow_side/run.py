@@ -55,7 +55,6 @@ class Run:
         mailbox: Answers from the workflows that keep resources.
         under_way: Work that must finish before the run ends.
         releases: The releases of each resource that are under way.
-        released_at: The history length when each resource was last released.
         resets: How often the server has reset the run.
         confirming: The tasks that ask what the run still has after a reset.
         on_reset: What else to do after a reset.
@@ -72,7 +71,6 @@ class Run:
     mailbox: RunMailbox = field(default_factory=RunMailbox)
     under_way: set[asyncio.Future[Any]] = field(default_factory=set)
     releases: dict[str, set[asyncio.Future[Any]]] = field(default_factory=dict)
-    released_at: dict[str, int] = field(default_factory=dict)
     resets: int = 0
     confirming: list[asyncio.Task[None]] = field(default_factory=list)
     on_reset: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
@@ -92,7 +90,6 @@ class Run:
 
     def releasing(self, resource: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Runs a release in the background. `release_delivered` waits for it."""
-        self.released_at[resource] = workflow.info().get_current_history_length()
         task, under_way = self.background(work), self.releases.setdefault(resource, set())
         under_way.add(task)
         task.add_done_callback(under_way.discard)

@@ -67,6 +67,11 @@ class RecordedRelease:
         """The name of the resource."""
         return self._tracker.record.terms.resource
 
+    @property
+    def run_id(self) -> str:
+        """The run that has released it."""
+        return self._tracker.record.run_id
+
     async def _wait_for_marker(self) -> None:
         pause_s, under_way_s, later_s = PAUSES_S
         began_ms = clock.now_ms()

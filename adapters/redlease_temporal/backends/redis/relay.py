@@ -66,6 +66,10 @@ class Release(Protocol):
     def resource(self) -> str:
         """The name of the resource."""
 
+    @property
+    def run_id(self) -> str:
+        """The run that has released it."""
+
     async def attempt(self) -> bool | None:
         """Carries it out if it is recorded."""
 

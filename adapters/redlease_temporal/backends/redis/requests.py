@@ -30,6 +30,9 @@ class Requests:
 
     async def enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
         """Queues a request and returns its status. Waits less than a second for Redis."""
+        is_settled = await self._release_recorded(wish.terms.resource)
+        if wish.settles and not is_settled:
+            return locks.AcquireStatus(unsettled=True)
         if not wish.queue:
             return await self._try(wish)
         async with asyncio.timeout(AT_ONCE_S):
@@ -44,7 +47,6 @@ class Requests:
 
     async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
         record = self._new_record(wish)
-        await self._release_recorded(wish.terms.resource)
         record = await self._claim(record, limit_ms=None)
         tracker = self._tracker_of(record, at_once=True)
         self._relay.track(tracker)
@@ -52,18 +54,22 @@ class Requests:
 
     async def _try(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
         record = self._new_record(wish)
-        await self._release_recorded(wish.terms.resource)
         permit = await self._relay.semaphore(wish.terms).try_acquire(
             ticket=wish.ticket, weight=wish.weight, owner=record.owner, metadata=wish.metadata, key=wish.key or None
         )
         return locks.AcquireStatus(permit)
 
-    async def _release_recorded(self, resource: str) -> None:
-        """Carries out the releases of a resource that are recorded by now: the next request need not wait for them."""
+    async def _release_recorded(self, resource: str) -> bool:
+        """Carries out the releases of a resource that are recorded by now: the next request need not wait for them.
+
+        Returns whether nothing is left that the activity's run has released.
+        """
+        releases, run_id = self._relay.releases, activity.info().workflow_run_id
+        noted = [each for each in releases if each.resource == resource]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AT_ONCE_S / 2):
-                attempts = [each.attempt() for each in list(self._relay.releases) if each.resource == resource]
-                await asyncio.gather(*attempts)
+                await asyncio.gather(*(each.attempt() for each in noted))
+        return not any(each in releases and each.run_id == run_id for each in noted)
 
     async def wait(self, wish: locks.AcquireCall, token: bytes) -> None:
         """Has the relay complete the activity of this token when the request is granted."""
