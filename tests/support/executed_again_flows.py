@@ -68,6 +68,8 @@ async def enter(stack: AsyncExitStack, on: On, how: str, permit: Permit | None =
     if how == "adopt":
         assert permit is not None
         return await stack.enter_async_context(await pool.adopt(permit))
+    if how == "two":
+        await stack.enter_async_context(On(on.backend, f"{on.resource}-2", lease=on.lease).pool().hold())
     if how == "all_of":
         return (await stack.enter_async_context(all_of(pool)))[0]
     if how == "rwlock":
