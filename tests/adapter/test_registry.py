@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redlease_temporal.backends.redis.registry import OWN, SCRIPTS, Registry, TicketRecord
+from redlease_temporal.backends.redis.registry import OWN, SCRIPTS, Registry, ReleaseNote, TicketRecord
 from redlease_temporal.payloads.locks import Terms
 
 if TYPE_CHECKING:
@@ -77,3 +77,65 @@ async def test_what_is_written_of_watches_is_read_in_small_replies(registry_of: 
     left = list(await heir.list_owned("one"))
     taken = [record for start in range(0, 200, 50) for record in await heir.inherit("one", left[start : start + 50])]
     assert {record.id for record in taken} == {record.id for record in records}
+
+
+def released(record: TicketRecord, fence: int, event: int = 7) -> TicketRecord:
+    """Return what a process lays claim to that is asked for a release: of a permit by its fence, or of a request."""
+    request = "" if fence else record.request
+    return replace(record, request=request, fence=fence, release=ReleaseNote(f"release-{event}", event, fence))
+
+
+@pytest.fixture
+async def pair(registry_of: Callable[[str], Registry]) -> tuple[Registry, Registry]:
+    """Two relays."""
+    one, other = registry_of("one"), registry_of("other")
+    for registry in (one, other):
+        await registry.beat(3000)
+    return one, other
+
+
+async def stored(registry: Registry, record: TicketRecord) -> TicketRecord:
+    """Return the record as it is stored, if this relay owns it."""
+    return TicketRecord.read((await registry.list_owned())[record.id])
+
+
+@pytest.mark.parametrize("fence", [0, 5])
+async def test_a_note_of_a_release_crosses_another_write(pair: tuple[Registry, Registry], fence: int) -> None:
+    """A relay that has read the record before the release was noted, and writes it after that, drops no note."""
+    one, other = pair
+    record = replace(record_of(1), fence=fence)
+    await one.claim(record)
+    noted = await other.claim(leaving := released(record, fence))
+    assert noted.release == leaving.release
+    assert await one.claim(record_of(1)) == noted  # it has it back, and does not heed what it is answered
+    record = replace(record, arrival=9, metadata={"release": "null"})
+    assert await one.put(record)
+    assert record.release == leaving.release
+    assert await stored(one, record) == record
+    newer = replace(record, release=ReleaseNote("newer", 9, fence))
+    assert await one.put(newer)
+    assert await stored(one, newer) == newer
+    later = await other.claim(released(record, fence, 11))
+    assert later.release == ReleaseNote("release-11", 11, fence)
+
+
+@pytest.mark.parametrize("fence", [0, 5])
+async def test_a_note_of_a_release_is_of_one_request(pair: tuple[Registry, Registry], fence: int) -> None:
+    """The next request of a ticket is not released by the note of the last one, and neither is another permit."""
+    one, other = pair
+    record = replace(record_of(1), fence=fence)
+    await one.claim(released(record, fence))
+    following = replace(record, request="next", fence=6)
+    assert await one.put(following)
+    assert (await stored(one, following)).release is None
+    assert (await other.claim(released(record, fence))).release is None
+
+
+async def test_lost_data_loses_no_note(pair: tuple[Registry, Registry]) -> None:
+    """The relay that writes next has the note that another one has written meanwhile."""
+    one, other = pair
+    one.generation = "lost"
+    record = record_of(1)
+    noted = await other.claim(released(record, 0))
+    assert await one.put(record)
+    assert record.release == noted.release

@@ -11,7 +11,7 @@ from typing import Any
 from backend_flows import SOON, On
 from temporalio import activity, workflow
 
-from redlease_temporal import Hold, LeaseLost, Permit, all_of, rwlock
+from redlease_temporal import AcquireTimeout, Hold, LeaseLost, Permit, all_of, rwlock
 
 
 class Ledger:
@@ -68,6 +68,8 @@ async def enter(stack: AsyncExitStack, on: On, how: str, permit: Permit | None =
     if how == "adopt":
         assert permit is not None
         return await stack.enter_async_context(await pool.adopt(permit))
+    if how == "two":
+        await stack.enter_async_context(On(on.backend, f"{on.resource}-2", lease=on.lease).pool().hold())
     if how == "all_of":
         return (await stack.enter_async_context(all_of(pool)))[0]
     if how == "rwlock":
@@ -253,5 +255,23 @@ class TwiceInOneTask:
         return fences
 
 
-WORKFLOWS = [Entity, GivesUp, MendedAfterReset, Mistaken, Steady, TwiceInOneTask]
+@workflow.defn
+class Again:
+    """Leaves a block, and asks for the same without waiting."""
+
+    @workflow.run
+    async def run(self, on: On, how: str) -> bool:
+        """Return whether it was granted."""
+        async with on.pool().hold():
+            pass
+        if how == "try_acquire":
+            return await on.pool().try_acquire() is not None
+        try:
+            async with on.pool().hold(timeout=0):
+                return True
+        except AcquireTimeout:
+            return False
+
+
+WORKFLOWS = [Again, Entity, GivesUp, MendedAfterReset, Mistaken, Steady, TwiceInOneTask]
 ACTIVITIES = [write, linger]

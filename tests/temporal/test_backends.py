@@ -178,6 +178,7 @@ async def test_a_wait_that_is_cancelled_leaves_nothing(bench: Bench) -> None:
     await waiting.cancel()
     with pytest.raises(WorkflowFailureError):
         await waiting.result()
+    await bench.until_waiting(first, 0)
     await bench.do(first, Actor.release, permit)
     assert await bench.do(third, Actor.try_acquire, Asking())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from backend_flows import Actor, Asking
 from executed_again_flows import (
     ACTIVITIES,
     WORKFLOWS,
+    Again,
     Entity,
     GivesUp,
     Ledger,
@@ -25,6 +27,8 @@ from executed_again_flows import (
 from temporal_tools import events_of, names_of, reset, reset_to
 from temporalio.worker import Replayer
 
+from redlease import Unavailable
+from redlease_temporal.backends.redis.requests import Requests
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -44,6 +48,15 @@ BACKENDS = ["redis", "slots", "coordinator"]
 WAYS = ("hold", "adopt", "all_of", "rwlock")
 KINDS = [(backend, how, 1000) for backend in BACKENDS for how in WAYS if (backend, how) != ("slots", "rwlock")]
 KINDS += [(backend, "hold", 0) for backend in BACKENDS]  # without a cache of workflows
+# The task to which a run is reset that has asked in the first and holds in the second. A coordinator's grant is a signal:
+# to a run that has asked already, it may not come again.
+BEFORE_ITS_GRANT = [
+    (backend, task, signals)
+    for backend in BACKENDS
+    for task in (0, 1)
+    for signals in ("as they came", "left out")
+    if (backend, task, signals) != ("coordinator", 1, "as they came")
+]
 LOST_WITHIN = 10.0
 
 
@@ -159,8 +172,10 @@ async def test_a_closed_run_is_reset_into_its_block(client: Client, task_queue: 
     await replays(again)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_closed_run_is_reset_to_before_its_grant(client: Client, task_queue: str, backend: str) -> None:
+@pytest.mark.parametrize(("backend", "task", "signals"), BEFORE_ITS_GRANT)
+async def test_a_closed_run_is_reset_to_before_its_grant(
+    client: Client, task_queue: str, backend: str, task: int, signals: str
+) -> None:
     """It asks again, and waits for its turn: the grant that its former run had is not its own."""
     bench = Bench(client, task_queue, backend)
     first = await bench.start(Steady.run, bench.on, "hold", None)
@@ -173,10 +188,11 @@ async def test_a_closed_run_is_reset_to_before_its_grant(client: Client, task_qu
     fence = await steady.result()
     after = await bench.start(Steady.run, bench.on, "hold", None)
     held = await after.execute_update(Steady.until_held)
-    again = await reset(client, steady, 1, reapply=False)
+    again = await reset(client, steady, task, reapply=signals == "as they came")
     await bench.until_waiting(await bench.actor(), 1)
     await after.signal(Steady.proceed)
-    await again.signal(Steady.proceed)
+    if signals == "left out":
+        await again.signal(Steady.proceed)
     assert await again.result() > held > fence
     nobody_wrote_late()
 
@@ -191,6 +207,35 @@ async def test_an_open_run_is_reset_into_its_block(client: Client, task_queue: s
     await again.signal(Steady.proceed)
     assert await again.result() == fence
     nobody_wrote_late()
+
+
+async def test_a_run_is_reset_while_redis_is_away(
+    client: Client, task_queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for all that it held at once, later and later, and goes on under its fence when it has the answer."""
+    adopt, answers = Requests.adopt, asyncio.Event()
+    asked = 0
+
+    async def failing(self: Requests, *args: Any) -> Permit:
+        nonlocal asked
+        asked += 1
+        if asked <= 4:
+            raise Unavailable("as asked")
+        answers.set()
+        return await adopt(self, *args)
+
+    monkeypatch.setattr(Requests, "adopt", failing)
+    bench = Bench(client, task_queue, "redis")
+    steady = await bench.start(Steady.run, bench.on, "two", None)
+    fence = await steady.execute_update(Steady.until_held)
+    again = await reset(client, steady, await nudge(steady))
+    await eventually(answers, 30)
+    await again.signal(Steady.proceed)
+    assert await again.result() == fence
+    timers = [each.timer_started_event_attributes for each in await events_of(again)]
+    pauses = [each.start_to_fire_timeout.seconds for each in timers if each.timer_id]
+    assert pauses == [2, 4]
+    await replays(again)
 
 
 async def test_a_wait_that_is_given_up_as_its_next_attempt_begins(place: Place, task_queue: str) -> None:
@@ -251,3 +296,33 @@ async def test_two_holds_in_one_task_where_nobody_may_wait(client: Client, task_
     run = await bench.start(TwiceInOneTask.run, dataclasses.replace(bench.on, max_waiters=0))
     first, second = await run.result()
     assert second > first
+
+
+@pytest.mark.parametrize("how", ["try_acquire", "hold"])
+async def test_who_does_not_wait_asks_after_a_long_workflow_task(
+    client: Client, task_queue: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its release takes so long that the server begins the workflow task again; the end of that one records it."""
+    release = Requests.release
+
+    async def slowly(self: Requests, *args: Any, **options: Any) -> Any:
+        released = await release(self, *args, **options)
+        Lingering.begun.set()
+        await Lingering.over.wait()
+        return released
+
+    monkeypatch.setattr(Requests, "release", slowly)
+    on, short = Bench(client, task_queue, "redis").on, timedelta(seconds=1)
+    run = await client.start_workflow(
+        Again.run, args=[on, how], id=task_queue, task_queue=task_queue, task_timeout=short
+    )
+    await asyncio.wait_for(Lingering.begun.wait(), 30)
+    before = len(await events_of(run))
+
+    async def is_begun_again() -> bool:
+        return len(await events_of(run)) > before
+
+    await eventually(is_begun_again)
+    Lingering.over.set()
+    assert await run.result()
+    await replays(run)

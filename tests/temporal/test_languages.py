@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lock_service import CALLERS
 from nexus_flows import ENDPOINT, TakesTurns, enter_and_leave
+from temporal_tools import until_free
 from temporalio.client import Client
 from typescript_peers import peer, programs_built
 
@@ -54,6 +55,7 @@ async def test_they_take_turns_on_one_lock(callers: Callers, place: Place, outsi
             ]
             await until_waiting(lock, TASKS * (len(kinds) + 1), 60)
         await asyncio.gather(service.event("done"), *(run.result() for run in runs))
+        await until_free(lock)
     entries = [entry for entry in await lock.history(10_000) if entry.owner != "the first"]
     granted = [entry for entry in entries if entry.event == "granted"]
     assert [entry.event for entry in entries] == ["granted", "released"] * 200

@@ -17,7 +17,7 @@ from turn_flows import Try, Turn, Use
 from redlease import Redlease, Semaphore
 from redlease_temporal.payloads.locks import turn_of
 
-from helpers import until_waiting
+from helpers import eventually, until_waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -147,7 +147,7 @@ async def test_a_key_at_its_limit_holds_up_nobody(starter: Starter, outside: Red
     assert not await starter.tries(use)
     await first.signal(Turn.proceed)
     assert (await second.result()).fence > (await first.result()).fence
-    assert await starter.tries(use)
+    await eventually(lambda: starter.tries(use))
 
 
 async def refused(handle: WorkflowHandle[Turn, Permit]) -> str:

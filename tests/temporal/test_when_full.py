@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from newest_flows import Ask, NewestHolder
-from temporal_tools import Place, tasks_that_failed
+from temporal_tools import Place, tasks_that_failed, until_free
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer
@@ -88,7 +88,9 @@ async def replays(*handles: WorkflowHandle[NewestHolder, str]) -> None:
 
 
 @pytest.mark.parametrize("backend", ["redis", "slots", "coordinator"])
-async def test_a_request_that_does_not_wait(client: Client, starter: Starter, place: Place, backend: str) -> None:
+async def test_a_request_that_does_not_wait(
+    client: Client, starter: Starter, place: Place, outside: Redlease, backend: str
+) -> None:
     """It gets QueueFull at once while another holds, and the permit as soon as none does."""
     name = f"{place.prefix}-{backend}"  # slots and coordinators have no prefix: other tests on this server use "r"
     ask = Ask("refuse", backend=backend, resource=name)
@@ -99,6 +101,8 @@ async def test_a_request_that_does_not_wait(client: Client, starter: Starter, pl
     assert await holder.result() == "done"
     if backend == "slots":  # a block that ends there leaves a slot that closes a moment later
         await client.get_workflow_handle(f"permit:{name}:0").result()
+    elif backend == "redis":
+        await until_free(outside.lock(name))
     again = await starter.holding(ask)
     await again.signal(NewestHolder.proceed)
     assert await again.result() == "done"

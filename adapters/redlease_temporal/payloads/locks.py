@@ -167,6 +167,7 @@ class AcquireCall:
         key: Whose turn the request takes; empty for that of those without a key.
         share: How large a share of the turns the key gets.
         full: What it does if it cannot be granted at once; a holder that it replaces has `grace_ms` to end.
+        settles: Whether it is not to be made while a release of its run is still to be carried out.
     """
 
     terms: Terms
@@ -188,6 +189,7 @@ class AcquireCall:
     share: float = 1
     full: Full = "wait"
     grace_ms: int = 0
+    settles: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,13 +197,14 @@ class AcquireStatus:
     """The status of an acquire: granted, or queued with `ahead` tickets before it (None: Redis did not answer).
 
     `salt`: distinguishes this request from one that an unrecorded execution of the same workflow task made and
-    withdrew.
+    withdrew. `unsettled`: it was not made, since a release of its run is still to be carried out.
     """
 
     permit: Permit | None = None
     ahead: int | None = None
     shape: int = SHAPE
     salt: str = ""
+    unsettled: bool = False
 
 
 @dataclass(frozen=True)

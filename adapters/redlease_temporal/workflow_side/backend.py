@@ -68,9 +68,6 @@ class Backend(Protocol):
         that task again, and its code may then take another way, on which it still needs the permit.
         """
 
-    async def settle(self, run: Run) -> None:
-        """Waits until what the run has released is free for a request that does not wait."""
-
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """Gives back all but one unit of a permit, as a release does; returns whether it is held."""
 
@@ -106,10 +103,6 @@ class LocalBackend:
 
     async def _ask(self, name: str, arg: Any, result: type[T], activity_id: str | None = None) -> T:
         return await answered(name, arg, result, activity_id, away=self.away, resource=self._terms.resource)
-
-    async def settle(self, run: Run) -> None:
-        """Waits until the server has the signals of the run's releases."""
-        await run.release_delivered(self._terms.resource)
 
 
 async def try_once(backend: Backend, run: Run, call: locks.AcquireCall, timeout: timedelta) -> Permit:

@@ -13,7 +13,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 
 from redlease.block_task import BlockTask
 from redlease.models import Permit
-from redlease_temporal.errors import LeaseLost, Unavailable, lease_lost
+from redlease_temporal.errors import LeaseLost, lease_lost
 from redlease_temporal.payloads.locks import Guard
 
 from . import metrics
@@ -21,7 +21,6 @@ from .run import Run, begin_guarding, current
 
 T = TypeVar("T")
 OnLost = Literal["cancel", "signal"]
-RETRY_S = 2.0  # how often a run that was reset asks whether it has a permit, until the answer comes
 
 
 class HeldBy(Protocol):
@@ -132,20 +131,21 @@ class Hold:
 
         The answer comes in the workflow task that begins again. Until then no activity runs under the permit if it is
         lost, since each one asks before it runs.
+
+        Raises:
+            Unavailable: The backend was not reached in time.
         """
-        while not (self._has_ended() or self.lost):
-            try:
-                resumed = await self._pool.resume(self.permit)
-            except LeaseLost:
-                self.lose("the run was reset, and had released or lost the permit before")
-            except Unavailable:
-                await asyncio.sleep(RETRY_S)
-            else:
-                if self._has_ended():  # its release may have come before this
-                    await self._pool.end(resumed)
-                elif resumed.weight < self.permit.weight:
-                    self.lose("its run was reset after a downgrade", replaced=True)
-                return
+        if self._has_ended() or self.lost:
+            return
+        try:
+            resumed = await self._pool.resume(self.permit)
+        except LeaseLost:
+            self.lose("the run was reset, and had released or lost the permit before")
+            return
+        if self._has_ended():  # its release may have come before this
+            await self._pool.end(resumed)
+        elif resumed.weight < self.permit.weight:
+            self.lose("its run was reset after a downgrade", replaced=True)
 
     async def downgrade(self) -> None:
         """Makes a writer of an `rwlock` a reader: other readers may enter from then on, and no writer was in between.

@@ -185,8 +185,7 @@ class Semaphore:
         wish = self._wish(run, self._asked(ticket, weight, owner, metadata, key=key), keep=False, queue=False)
         began = workflow.now()
         await run.release_delivered(self.name)
-        await self._backend.settle(run)
-        permit = await self._backend.try_acquire(run, wish)
+        permit = await self._backend.try_acquire(run, dataclasses.replace(wish, settles=True))
         if permit is not None:
             metrics.granted(self.name, run.resource_label, workflow.now() - began)
         return permit
@@ -396,7 +395,7 @@ class Semaphore:
     async def _within(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         limits_of_waiters = (self._terms.max_waiters, self._terms.max_waiters_per_key)
         if wish.full == "refuse" or timeout == timedelta(0) or 0 in limits_of_waiters:
-            await self._backend.settle(run)
+            wish = dataclasses.replace(wish, settles=True)
         if wish.full != "refuse":
             return await self._backend.acquire(run, wish, timeout)
         try:

@@ -19,6 +19,7 @@ from temporalio.exceptions import ApplicationError
 
 from redlease import limits
 from redlease.models import Permit
+from redlease_temporal.errors import Unavailable
 from redlease_temporal.payloads.locks import HEADER, Granted, Guard, Lost
 
 from .cancellation import retrieve_exception
@@ -27,6 +28,8 @@ from .metrics import ResourceLabel
 from .requests import original_run_of
 
 T = TypeVar("T")
+
+CONFIRM_S = (2.0, 600.0)  # the first and the longest pause of a run that was reset, until it knows what it still has
 
 
 class Held(Protocol):
@@ -40,7 +43,7 @@ class Held(Protocol):
         """Marks the permit as lost; `replaced`: a newer request waits until it is given back."""
 
     async def confirm(self) -> None:
-        """Makes sure, after a reset, that the run still has the permit."""
+        """Makes sure, after a reset, that the run still has the permit; raises Unavailable if nobody could say."""
 
 
 @dataclass
@@ -55,9 +58,8 @@ class Run:
         mailbox: Answers from the workflows that keep resources.
         under_way: Work that must finish before the run ends.
         releases: The releases of each resource that are under way.
-        released_at: The history length when each resource was last released.
         resets: How often the server has reset the run.
-        confirming: The tasks that ask what the run still has after a reset.
+        confirming: The task that asks what the run still has after a reset.
         on_reset: What else to do after a reset.
         requests: The tasks that make requests, and how often each had been cancelled before.
     """
@@ -72,9 +74,8 @@ class Run:
     mailbox: RunMailbox = field(default_factory=RunMailbox)
     under_way: set[asyncio.Future[Any]] = field(default_factory=set)
     releases: dict[str, set[asyncio.Future[Any]]] = field(default_factory=dict)
-    released_at: dict[str, int] = field(default_factory=dict)
     resets: int = 0
-    confirming: list[asyncio.Task[None]] = field(default_factory=list)
+    confirming: asyncio.Task[None] | None = None
     on_reset: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
     requests: list[tuple[asyncio.Task[Any], int]] = field(default_factory=list)
 
@@ -92,7 +93,6 @@ class Run:
 
     def releasing(self, resource: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Runs a release in the background. `release_delivered` waits for it."""
-        self.released_at[resource] = workflow.info().get_current_history_length()
         task, under_way = self.background(work), self.releases.setdefault(resource, set())
         under_way.add(task)
         task.add_done_callback(under_way.discard)
@@ -106,11 +106,11 @@ class Run:
     def begin_again(self) -> None:
         """The server has reset the run: what it held may be another's, and nobody knows of its requests any more."""
         self.resets += 1
-        for confirm in (*(held.confirm for held in self.holds), *self.on_reset):
-            # The run may end before the answer comes: only a local activity that is under way holds it up.
-            task = asyncio.create_task(confirm())
-            task.add_done_callback(retrieve_exception)
-            self.confirming.append(task)
+        if self.confirming is not None:
+            self.confirming.cancel()
+        # The run may end before the answers come: only a local activity that is under way holds it up.
+        self.confirming = asyncio.create_task(_confirm([*(held.confirm for held in self.holds), *self.on_reset]))
+        self.confirming.add_done_callback(retrieve_exception)
 
     @contextlib.contextmanager
     def requesting(self) -> Iterator[None]:
@@ -162,6 +162,19 @@ class Run:
             guard = held.guard
             if guard is not None and guard.names == (lost.resource, lost.ticket, lost.fence):
                 held.lose(lost.why, replaced=lost.replaced)
+
+
+async def _confirm(questions: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+    """Asks all questions until each is answered, less and less often: each costs events, however long an outage is."""
+    pause_s, longest_s = CONFIRM_S
+    while True:
+        answers = await asyncio.gather(*(question() for question in questions), return_exceptions=True)
+        pairs = zip(questions, answers, strict=True)
+        questions = [question for question, answer in pairs if isinstance(answer, Unavailable)]
+        if not questions:
+            return
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
 
 
 _current: ContextVar[Run] = ContextVar("redlease_run")

@@ -99,10 +99,6 @@ class NexusBackend:
         """Releases a permit."""
         return await self.release(giving)
 
-    async def settle(self, run: Run) -> None:
-        """Waits for the answers to the run's releases."""
-        await run.release_delivered(self._terms.resource)
-
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """The service has no read-write locks."""
         raise misused(f"resource {call.terms.resource!r}: a lock service has no read-write locks")

@@ -31,7 +31,7 @@ from redlease_temporal.workflow_side.run import Run, current
 
 T = TypeVar("T")
 
-RECORDS_S = 0.001  # a timer ends the workflow task, however short it is
+RECORDS_S = 0.001  # a timer ends the workflow task, however short it is: its end records what came before
 
 
 class RedisBackend(LocalBackend):
@@ -47,6 +47,9 @@ class RedisBackend(LocalBackend):
         """Requests a permit and waits for it."""
         try:
             standing = await self._enqueue(wish)
+            if standing.unsettled:
+                wish = await _settled(wish)
+                standing = await self._enqueue(wish)
             if standing.salt:
                 wish = dataclasses.replace(wish, salt=standing.salt)
             return standing.permit or await self._wait(run, wish, standing, timeout)
@@ -116,10 +119,14 @@ class RedisBackend(LocalBackend):
     async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
         """Requests a permit without queueing."""
         try:
-            return (await self._ask(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)).permit
+            status = await self._ask(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)
+            if status.unsettled:
+                wish = await _settled(wish)
+                status = await self._ask(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)
         except asyncio.CancelledError:
             run.releasing(self._terms.resource, self._withdraw(wish))
             raise
+        return status.permit
 
     async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
         """Takes over a permit."""
@@ -171,12 +178,6 @@ class RedisBackend(LocalBackend):
             self._release_later(later).add_done_callback(retrieve_exception)
         return released.released
 
-    async def settle(self, run: Run) -> None:
-        """Has what the run released in this workflow task recorded: the relay waits for that."""
-        await super().settle(run)
-        if run.released_at.get(self._terms.resource) == workflow.info().get_current_history_length():
-            await asyncio.sleep(RECORDS_S)
-
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """Gives back all but one unit of a permit, by a remote activity."""
         try:
@@ -213,6 +214,13 @@ class RedisBackend(LocalBackend):
     def kept_by(self, permit: Permit) -> str:  # noqa: ARG002  the same for each
         """No workflow keeps it."""
         return ""
+
+
+async def _settled(wish: locks.AcquireCall) -> locks.AcquireCall:
+    """Has recorded what the run has released, which the relay waits for; returns the request to be made then."""
+    await asyncio.sleep(RECORDS_S)
+    event_id = workflow.info().get_current_history_length()
+    return dataclasses.replace(wish, settles=False, local_id=f"{wish.local_id}+", event_id=event_id)
 
 
 def _release_id(giving: locks.ReleaseCall) -> str:

@@ -71,7 +71,7 @@ class CallerTracker(TicketTracker):
             return
         await self._save()  # raises if another relay has a later request with this ticket
         logger.warning("%s: the operation of the caller ended without the grant; giving it back", self)
-        await self._relay.give_back(self._resource, self.record)
+        await self._relay.release(self.record)
 
     async def _has_arrived(self) -> bool:
         """False if the caller's operation ended without this grant, so that nobody knows of it.

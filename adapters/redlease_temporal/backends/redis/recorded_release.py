@@ -12,7 +12,7 @@ import asyncio
 import dataclasses
 from typing import Protocol
 
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import clock
 from redlease_temporal.common.lasting import Once, lasting
@@ -52,7 +52,7 @@ class RecordedRelease:
 
     def start(self) -> None:
         """Waits for the marker in a task of its own."""
-        if self._tracker.record.release_id and self._task is None:
+        if self._tracker.record.release is not None and self._task is None:
             self._relay.releases.add(self)
             self._task = self._relay.spawn(lasting(f"{self._tracker}: releasing it", self._wait_for_marker))
 
@@ -66,6 +66,11 @@ class RecordedRelease:
     def resource(self) -> str:
         """The name of the resource."""
         return self._tracker.record.terms.resource
+
+    @property
+    def run_id(self) -> str:
+        """The run that has released it."""
+        return self._tracker.record.run_id
 
     async def _wait_for_marker(self) -> None:
         pause_s, under_way_s, later_s = PAUSES_S
@@ -88,49 +93,49 @@ class RecordedRelease:
             return None  # another tracker or relay has the record, and the release with it
         if recorded:
             self._tracker.stop()
-            await self.carry_out()
-            await self._tracker.over()
+            self._relay.releases.add(self)  # the next requests of the resource wait for it
+            try:
+                await lasting(f"{self._tracker}: releasing it", self._end)
+            finally:
+                self._relay.releases.discard(self)
         return recorded
+
+    async def _end(self) -> None:
+        await self.carry_out()
+        await self._tracker.over()
 
     async def is_recorded(self) -> bool | None:
         """Whether the history has the marker; None if the workflow task is under way, or the server did not answer."""
-        record = self._tracker.record
-        if not record.release_id:
-            return False
-        after = max(record.release_event, self._seen_event)
         try:
-            recorded, self._seen_event = await self._relay.monitor.has_marker(
-                (record.workflow_id, record.run_id), after, record.release_id, page_events=PAGE_EVENTS
-            )
+            return await self.has_marker()
         except RPCError as error:
             what = f"{self._tracker}: the Temporal server did not say whether the run has released the permit"
             self._once.tell(what, error)
             return None
+
+    async def has_marker(self) -> bool | None:
+        """As `is_recorded`; raises RPCError if the server did not answer."""
+        record = self._tracker.record
+        if record.release is None:
+            return False
+        after = max(record.release.event, self._seen_event)
+        run = (record.workflow_id, record.run_id)
+        try:
+            recorded, self._seen_event = await self._relay.monitor.has_marker(
+                run, after, record.release.id, page_events=PAGE_EVENTS
+            )
+        except RPCError as error:
+            if error.status == RPCStatusCode.NOT_FOUND:
+                return False
+            raise
         return recorded
 
     async def carry_out(self) -> None:
-        """Releases the permit, or withdraws the request."""
+        """Releases the permit, or withdraws the request; returns when Redis has done so."""
         record = self._tracker.record
-        if record.release_fence:  # the fence names the permit
-            leaving = dataclasses.replace(record, fence=record.release_fence, request="")
-        else:  # whatever the request has got by now
-            leaving = dataclasses.replace(record, fence=0)
-        await self._relay.give_back(self._relay.tickets.resource(record.terms.resource), leaving)
-
-
-def keep_release(record: TicketRecord, before: TicketRecord) -> None:
-    """Keeps the release that was noted in the last record of a request, or of a permit under that fence."""
-    is_its_own = before.request == record.request or 0 < before.release_fence == record.fence
-    if before.release_id and is_its_own:
-        record.release_id, record.release_event = before.release_id, before.release_event
-        record.release_fence = before.release_fence
-
-
-def note_release(record: TicketRecord, leaving: TicketRecord) -> bool:
-    """Notes a release in a record; returns False if the release is of something else than the record is about."""
-    is_its_own = record.fence == leaving.fence if leaving.release_fence else record.request == leaving.request
-    if not is_its_own or record.admission:
-        return False
-    record.release_id, record.release_event = leaving.release_id, leaving.release_event
-    record.release_fence = leaving.release_fence
-    return True
+        if record.release is None:
+            return
+        fence = record.release.fence
+        # The fence names the permit. Without one, it is whatever the request has got by now.
+        request = "" if fence else record.request
+        await self._relay.release(dataclasses.replace(record, fence=fence, request=request))

@@ -28,6 +28,21 @@ CLAIM_MS = 3000  # the lease of a relay that claims a record and is not in the r
 KEEP_MS = 14 * 24 * 3600 * 1000  # how long the registry is kept after the last beat of the last relay
 
 
+@dataclass(frozen=True, slots=True)
+class ReleaseNote:
+    """A release that takes effect when the history of its run records it.
+
+    Attributes:
+        id: The local activity whose marker records it.
+        event: The marker comes after this event.
+        fence: The permit that is released; 0 for whatever the request has.
+    """
+
+    id: str
+    event: int
+    fence: int
+
+
 @dataclass(slots=True)
 class TicketRecord:
     """What a relay stores of one ticket and of the workflow run that it serves.
@@ -47,9 +62,7 @@ class TicketRecord:
         canary: What a relay must be able to decode before it takes the record over; empty if any relay may.
         key: Whose turn its request takes, with `share` of the turns.
         full: What it does if it cannot be granted at once; a holder that it replaces has `grace_ms` to end.
-        release_id: The local activity whose marker records its release; empty while it is not released.
-        release_event: The marker comes after this event.
-        release_fence: The permit that is released; 0 for whatever the request has.
+        release: Its release; None while its run has not released it.
         caller: The run that has the permit, if it came through Nexus: `workflow_id` and `run_id` are then of the
             workflow that waits for it, and `run_id` is empty if none waits.
     """
@@ -83,9 +96,7 @@ class TicketRecord:
     share: float = 1
     full: Full = "wait"
     grace_ms: int = 0
-    release_id: str = ""
-    release_event: int = 0
-    release_fence: int = 0
+    release: ReleaseNote | None = None
 
     @property
     def id(self) -> str:
@@ -97,8 +108,16 @@ class TicketRecord:
         """What its request does if it cannot be granted at once."""
         return WhenFull(self.full, self.grace_ms)
 
+    def keep_note(self, of: TicketRecord) -> bool:
+        """Takes over the note of a release from a record of the same request, or permit; returns whether it has."""
+        note = of.release
+        if note is None or (of.request != self.request and not 0 < note.fence == self.fence):
+            return False
+        self.release = note
+        return True
+
     def text(self) -> str:
-        """The record as JSON."""
+        """The record as JSON. The scripts find the field `release` in it."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
@@ -110,6 +129,7 @@ class TicketRecord:
             terms[name] = _read(RateLimit, terms.get(name))
         values["terms"] = _read(Terms, terms)
         values["caller"] = _read(Caller, values.get("caller"))
+        values["release"] = _read(ReleaseNote, values.get("release"))
         record = _read(cls, values)
         assert record is not None
         return record
@@ -136,8 +156,8 @@ async def relay_group(temporal: Client, settings: Settings) -> str:
     return digest(await cluster_of(temporal), temporal.namespace, settings.group_of(temporal))
 
 
-def _script(name: str, args: str) -> Script:
-    return Script(name, args, read_lua(__package__, name), keys=len(_Keys.PARTS))
+def _script(name: str, args: str, *parts: str) -> Script:
+    return Script(name, args, "".join(read_lua(__package__, part) for part in (*parts, name)), keys=len(_Keys.PARTS))
 
 
 class _Keys(Resource):
@@ -148,8 +168,8 @@ class _Keys(Resource):
 
 
 BEAT = _script("beat", "relay lease_ms keep_ms channel generation skipped")
-CLAIM = _script("claim", "relay record text lease_ms channel")
-PUT = _script("put", "relay record text generation")
+CLAIM = _script("claim", "relay record text lease_ms channel", "noted")
+PUT = _script("put", "relay record text generation", "noted")
 DROP = _script("drop", "relay record channel chain")
 INHERIT = _script("inherit", "relay from records")
 OWN = _script("own", "relay after")
@@ -194,7 +214,10 @@ class Registry:
         return Beat(bool(fresh), generation.decode(), soonest, [name.decode() for name in lapsed])
 
     async def claim(self, record: TicketRecord, *, limit_ms: float | None = None) -> TicketRecord:
-        """Makes this relay the owner of a record; returns the stored record, an earlier one if there was one."""
+        """Makes this relay the owner of a record; returns the stored record, an earlier one if there was one.
+
+        If the record has the note of a release, and the stored one is about the same, that gets the note too.
+        """
         values = await self._call(
             CLAIM, self.relay, record.id, record.text(), CLAIM_MS, self.channel, limit_ms=limit_ms
         )
@@ -207,11 +230,14 @@ class Registry:
     async def put(self, record: TicketRecord) -> bool:
         """Stores the record; returns False if this relay no longer owns it.
 
-        If Redis lost its data, nobody owns the record: this relay claims it again.
+        The record gets the note of a release that the stored one has, if it is about the same. If Redis lost its data,
+        nobody owns the record: this relay claims it again.
         """
-        written = (await self._call(PUT, self.relay, record.id, record.text(), self.generation))[0]
+        written, text = await self._call(PUT, self.relay, record.id, record.text(), self.generation)
         if written < 0:
-            await self.claim(record)
+            record.keep_note(await self.claim(record))
+        elif text:
+            record.keep_note(TicketRecord.read(text))
         return bool(written)
 
     async def drop(self, record_id: str, *, anyones: bool = False, chain: str = "*") -> TicketRecord | None:

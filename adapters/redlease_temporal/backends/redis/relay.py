@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from temporalio.client import Client
 
 from redlease import Redlease, RedleaseError, Semaphore, clock
-from redlease.tickets import AcquireRequest, Released, Resource, Terms
+from redlease.tickets import AcquireRequest, Released, Terms
 from redlease_temporal.common.lasting import Once, lasting
 from redlease_temporal.common.run_monitor import RunMonitor
 from redlease_temporal.common.settings import Settings
@@ -35,6 +35,7 @@ BEGUN_AGAIN_S = (0.1, 1.0)  # the first and the longest pause before a failed lo
 FOREIGN_MS = 30_000.0  # how long this relay ignores a lapsed relay whose records it could not read
 PAGE = 100  # records taken over in one call
 LEAVE_MS = 1000.0  # the longest that a closing relay waits for Redis
+NO_LIMIT_MS = 1e12
 
 
 class Tracker(Protocol):
@@ -64,6 +65,10 @@ class Release(Protocol):
     @property
     def resource(self) -> str:
         """The name of the resource."""
+
+    @property
+    def run_id(self) -> str:
+        """The run that has released it."""
 
     async def attempt(self) -> bool | None:
         """Carries it out if it is recorded."""
@@ -252,9 +257,7 @@ class Relay:
             self._foreign[lapsed] = clock.now_ms() + FOREIGN_MS
         for start in range(0, len(readable) or 1, PAGE):
             for record in await self.registry.inherit(lapsed, readable[start : start + PAGE]):
-                tracker = self._make_tracker(self, record)
-                self.track(tracker)
-                tracker.look_soon()
+                self.track_record(record).look_soon()
 
     async def _can_read(self, text: bytes, known: dict[str, bool]) -> bool:
         try:
@@ -295,7 +298,7 @@ class Relay:
             for record_id, text in own.items():
                 try:
                     if record_id not in self.trackers:
-                        self.track(self._make_tracker(self, TicketRecord.read(text)))
+                        self.track_record(TicketRecord.read(text))
                 except Exception as error:  # noqa: BLE001  logged; the other records come next
                     failed = True
                     self._once.tell(
@@ -331,6 +334,12 @@ class Relay:
                     tracker.wake()
 
     # Trackers
+
+    def track_record(self, record: TicketRecord) -> Tracker:
+        """Makes the tracker of a record as it is stored, and runs it."""
+        tracker = self._make_tracker(self, record)
+        self.track(tracker)
+        return tracker
 
     def track(self, tracker: Tracker) -> None:
         """Runs this tracker for its record, in place of any earlier one."""
@@ -389,8 +398,19 @@ class Relay:
         )
         return held is not None and held.weight < record.weight
 
-    async def give_back(self, resource: Resource, record: TicketRecord, *, patience_ms: float = LEAVE_MS) -> Released:
+    async def release(self, record: TicketRecord) -> None:
+        """Releases or withdraws a ticket, however long Redis is away.
+
+        Raises:
+            RedleaseError: Redis refuses it.
+        """
+        released = await self.give_back(record, patience_ms=NO_LIMIT_MS)
+        if isinstance(released, RedleaseError):
+            raise released
+
+    async def give_back(self, record: TicketRecord, *, patience_ms: float = LEAVE_MS) -> Released:
         """Releases or withdraws a ticket, so that no late copy of its request can be granted."""
+        resource = self.tickets.resource(record.terms.resource)
         ask = AcquireRequest(resource, self.terms(record), record.ticket, record.request, record.weight)
         return await self.tickets.give_back(
             ask, record.fence or None, lasts_ms=record.terms.lease_ms, may_be_duplicated=True, patience_ms=patience_ms

@@ -15,8 +15,7 @@ from redlease.tickets import GONE, label, lease_lost
 from redlease_temporal.payloads import locks
 
 from .caller_tracker import tracker_for
-from .recorded_release import keep_release, note_release
-from .registry import TicketRecord, digest
+from .registry import ReleaseNote, TicketRecord, digest
 from .relay import LEAVE_MS, Relay
 from .tracker import TicketTracker
 
@@ -31,6 +30,9 @@ class Requests:
 
     async def enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
         """Queues a request and returns its status. Waits less than a second for Redis."""
+        is_settled = await self._release_recorded(wish.terms.resource)
+        if wish.settles and not is_settled:
+            return locks.AcquireStatus(unsettled=True)
         if not wish.queue:
             return await self._try(wish)
         async with asyncio.timeout(AT_ONCE_S):
@@ -45,7 +47,6 @@ class Requests:
 
     async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
         record = self._new_record(wish)
-        await self._release_recorded(wish.terms.resource)
         record = await self._claim(record, limit_ms=None)
         tracker = self._tracker_of(record, at_once=True)
         self._relay.track(tracker)
@@ -53,18 +54,22 @@ class Requests:
 
     async def _try(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
         record = self._new_record(wish)
-        await self._release_recorded(wish.terms.resource)
         permit = await self._relay.semaphore(wish.terms).try_acquire(
             ticket=wish.ticket, weight=wish.weight, owner=record.owner, metadata=wish.metadata, key=wish.key or None
         )
         return locks.AcquireStatus(permit)
 
-    async def _release_recorded(self, resource: str) -> None:
-        """Carries out the releases of a resource that are recorded by now: the next request need not wait for them."""
+    async def _release_recorded(self, resource: str) -> bool:
+        """Carries out the releases of a resource that are recorded by now: the next request need not wait for them.
+
+        Returns whether nothing is left that the activity's run has released.
+        """
+        releases, run_id = self._relay.releases, activity.info().workflow_run_id
+        noted = [each for each in releases if each.resource == resource]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AT_ONCE_S / 2):
-                attempts = [each.attempt() for each in list(self._relay.releases) if each.resource == resource]
-                await asyncio.gather(*attempts)
+                await asyncio.gather(*(each.attempt() for each in noted))
+        return not any(each in releases and each.run_id == run_id for each in noted)
 
     async def wait(self, wish: locks.AcquireCall, token: bytes) -> None:
         """Has the relay complete the activity of this token when the request is granted."""
@@ -93,9 +98,7 @@ class Requests:
                         return locks.Released(held)
                 else:
                     await self._forget(leaving.id)
-                released = await self._relay.give_back(
-                    self._relay.tickets.resource(giving.terms.resource), leaving, patience_ms=patience_ms
-                )
+                released = await self._relay.give_back(leaving, patience_ms=patience_ms)
         except TimeoutError:
             return locks.Released(released=False, pending=True)
         if isinstance(released, RedleaseError):
@@ -116,7 +119,7 @@ class Requests:
         The relay that owns the record then carries the release out, and that is this one from now on.
         """
         relay, tracker = self._relay, self._relay.trackers.get(leaving.id)
-        if isinstance(tracker, TicketTracker) and note_release(tracker.record, leaving):
+        if isinstance(tracker, TicketTracker) and tracker.record.keep_note(leaving):
             tracker.release.start()
             if await relay.registry.put(tracker.record):
                 return True
@@ -125,9 +128,8 @@ class Requests:
         if not known.fence and not known.wait_id:  # it is new, and was never asked for
             await relay.registry.drop(leaving.id)
             return False
-        is_noted = note_release(known, leaving)
-        relay.track(tracker_for(relay, known))
-        return is_noted and await relay.registry.put(known)
+        relay.track_record(known)
+        return known.release == leaving.release and not known.admission
 
     async def _tell_holders(self, semaphore: Semaphore) -> None:
         """Waits until the relay has signalled the new holders.
@@ -152,8 +154,8 @@ class Requests:
             record.fence, record.request = giving.fence, ""
         # Of a permit that is plain data no relay has a record: one that has its release alone.
         record.keep, record.on_close, record.recorded = False, "lease", True
-        record.release_id, record.release_event = giving.local_id, giving.event_id
-        record.release_fence = giving.fence or 0
+        if giving.local_id:
+            record.release = ReleaseNote(giving.local_id, giving.event_id, giving.fence or 0)
         return record
 
     async def adopt(self, adopting: locks.AdoptCall) -> Permit:
@@ -179,7 +181,7 @@ class Requests:
                 raise lease_lost(permit.resource, permit.ticket, permit.fence, GONE)
             record.fence, record.granted_at_ms, _, record.weight, record.capacity, _ = adopted
             record.recorded = adopting.resumes
-            keep_release(record, known)
+            record.keep_note(known)
             tracker = self._tracker_of(record, at_once=True)
             self._relay.track(tracker)
             await self._relay.registry.put(record)
@@ -214,20 +216,19 @@ class Requests:
     async def _claim(self, record: TicketRecord, *, limit_ms: float | None) -> TicketRecord:
         """Makes the relay the owner of the record, and copies the state of an earlier copy of the request."""
         known = await self._relay.claim(record, limit_ms=limit_ms)
-        if known.release_id and known.request != record.request:
+        if known.release is not None and known.request != record.request:
             # The run has released what it had with this ticket, and the next request may not share that permit.
             tracker = tracker_for(self._relay, known)
             self._relay.track(tracker)
             if await tracker.release.attempt() is None:
                 raise TimeoutError  # until it is recorded; the waiting activity is retried
             known = await self._relay.claim(record, limit_ms=limit_ms)
-        if known.run_id != record.run_id and await self._relay.is_reduced(known):
-            # The run was reset to before it asked, and asks again for what it had before its downgrade.
-            resource = self._relay.tickets.resource(known.terms.resource)
-            if not isinstance(await self._relay.give_back(resource, known), bool):
-                raise TimeoutError  # the activity is retried
+        # A run that was reset to before it asked asks again for what it had before its downgrade.
+        gives_back = known.run_id != record.run_id and await self._relay.is_reduced(known)
+        if gives_back and not isinstance(await self._relay.give_back(known), bool):
+            raise TimeoutError  # the activity is retried
         record.arrival = known.arrival
-        keep_release(record, known)  # this may be a late copy: what its task has released since is still to be released
+        record.keep_note(known)  # this may be a late copy: what its task has released since is still to be released
         if known.request == record.request and known.fence:
             record.fence, record.granted_at_ms, record.capacity = known.fence, known.granted_at_ms, known.capacity
         return record
@@ -236,7 +237,7 @@ class Requests:
         """The next tracker of a record, to be given it at once: the last one may have got a release meanwhile."""
         before = self._relay.trackers.get(record.id)
         if before is not None:
-            keep_release(record, before.record)
+            record.keep_note(before.record)
         return tracker_for(self._relay, record, at_once=at_once)
 
     def _new_record(self, wish: locks.AcquireCall) -> TicketRecord:

@@ -171,8 +171,8 @@ class TicketTracker:
             if record.fence and not record.recorded and not await self._answered(self._is_recorded()):
                 # A late execution of the request: whoever has adopted its ticket's permit keeps it, under that fence.
                 record = dataclasses.replace(record, fence=0)
-            await self._relay.give_back(self._resource, record)
-        elif await self._answered(self.release.is_recorded()):
+            await self._relay.release(record)
+        elif await self.release.has_marker():
             await self.release.carry_out()
         await self.over()
 
@@ -358,7 +358,7 @@ class TicketTracker:
             await self._save()  # raises if the permit was released: a release drops the record first
             if self._adopt_until_ms is None:
                 await self._signal_loss()
-        elif self.record.release_id:
+        elif self.record.release is not None:
             return  # its release is to come, and drops the record
         await self.over()
 
