@@ -87,6 +87,7 @@ local more = 0
 local function grant()
   make_holder(ticket, weight, lease, place, request, label, now + lease, now)
   if key then
+    begin()
     turns.add(ticket, key, share_of_key, 0)
     turns.grant(key, weight)
   end
@@ -117,6 +118,7 @@ local lapses, wait = call('ZSCORE', waiters, place), soonest()
 local function adapt_rate()
   local name = string.char(255) .. 'rate'
   local its_weight = parse(call('HGET', state, 't' .. name) or '')
+  begin()
   if its_weight then remove_holder(name, its_weight) end
   if rate.is_over then
     rate = nil
@@ -193,8 +195,9 @@ end
 -- even if it changes no capacity and the request is refused: it would undo a later resize otherwise.
 if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2 or (rate and rate.is_changed)
   or (record and not queued_since) then
-  if not queued_since then call('HSET', state, 'c', capacity) end -- refused when out of memory, which ends the script here
+  if not queued_since then call('HSET', state, 'c', was[3] or capacity) end -- refused when out of memory, which ends the script here
   if capacity ~= was_capacity then
+    begin()
 --#include limits
   end
   if rate and rate.is_changed then adapt_rate() end
@@ -211,7 +214,7 @@ if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size 
     if used < capacity then turns.use(key, 0) end
   end
   more = grant_waiting()
-  if call('ZCARD', queue) == 0 and (was[10] or used + weight > capacity) then
+  if (was.waiting <= 0 or call('ZCARD', queue) == 0) and (was[10] or used + weight > capacity) then
     reap()
     if left <= 0 then more = 1 end
   end
@@ -219,6 +222,7 @@ if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size 
   commit(deadline, idle)
   changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10], [11] = was[11], [18] = true}, false
   ahead, wait = call('ZCARD', queue), soonest()
+  was.waiting = ahead
 end
 
 -- A priority moves a request forward by a bounded number of arrivals: so many later ones, and no more, may pass an earlier one.

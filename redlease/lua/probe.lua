@@ -12,6 +12,7 @@ try('HSET', KEYS[1], 'f', '0')
 try('HMGET', KEYS[1], 'f')
 try('HGET', KEYS[1], 'f')
 try('HLEN', KEYS[1])
+try('HKEYS', KEYS[1])
 try('HDEL', KEYS[1], 'f')
 for i = 2, 4 do
   try('ZADD', KEYS[i], 1, 'm')

@@ -6,7 +6,7 @@ from .encoding import keys_pattern
 
 _CONNECT = "evalsha info script|load select subscribe time wait"
 _READ = "hget hlen hmget xrevrange zcard zcount zrange zrangebyscore zrank zscore"
-_WRITE = "hdel hset pexpireat publish unsubscribe xadd zadd zrem zremrangebyscore"
+_WRITE = "hdel hkeys hset pexpireat publish unsubscribe xadd zadd zrem zremrangebyscore"
 _GUARD = "eval get pttl set"
 _LOOK = "pttl scan"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from set_clock import FakeEngine, RealEngine
 
 IDLE_MS = 10_000_000  # the server deletes nothing by itself meanwhile
-LEASE_MS, STEP_MS = 60, 3  # no lease, place, limit, delay or time of grace that is drawn is longer than the lease
+LEASE_MS, STEP_MS = 1200, 60  # no lease, place, limit, delay or time of grace that is drawn is longer than the lease
 CAPACITY = 7  # what no drawn call declares, so that it is a new declaration
 
 
@@ -103,7 +103,7 @@ class Lossy:
                 self.lose_one(part, self.random.choice(names))
 
     def run(self, drawn: RandomCalls, calls: int, losses: float) -> None:
-        """Make random calls, with this chance of a loss before each, and one after the last."""
+        """Make random calls, with this chance of a loss before each, and one after the last unless it is 0."""
         for _ in range(calls):
             self.now_us += self.random.choice([0, 1, 300, 2000, 9000])
             if self.random.random() < losses:
@@ -113,7 +113,8 @@ class Lossy:
             drawn.model.clock, before = self.now_us, drawn.model.fence
             getattr(drawn.model, name)(*(arg for arg in args if arg != LABEL))  # so that later calls make sense
             drawn.learn(name, args, self.call(name, *args), before)
-        self.lose_something()
+        if losses:
+            self.lose_something()
         if self.engine.client.hmget(KEYS[0], "c", "d")[1] is None:
             self.call("resize", CAPACITY, IDLE_MS)  # or who declares a capacity first would not set it
 

@@ -52,6 +52,7 @@ end
 
 -- `replaced`: a newer request has replaced the permit, so its units are for the next waiter of its key.
 local function remove_holder(ticket, weight, replaced)
+  begin()
   if call('ZREM', holders, ticket) == 1 then used, excess = used - weight, excess - weight + 1 end
   call('HDEL', state, 't' .. ticket)
   local key = entry_of(ticket)
@@ -66,6 +67,7 @@ end
 -- Removes a holder whose lease has ended. With a lock delay its units stay in use for that long after it, held under a name of
 -- their own, which begins with a byte that no ticket, being UTF-8, contains.
 local function lapse(ticket, weight, ended, its_fence)
+  begin()
   if was[10] and string.byte(ticket) ~= 255 then
     local _, fence_of_it, _, since, _, _, label = parse(call('HGET', state, 't' .. ticket) or '')
     if fence_of_it then note('lost', ticket, fence_of_it, weight, ended - since, label) end
@@ -134,8 +136,10 @@ local function told(wait, ticket)
 end
 
 local function remove_waiter(ticket, entry)
+  begin()
   if turns.leave then turns.leave(ticket, entry) else call('ZREM', queue, entry or ticket) end
   call('HDEL', state, 't' .. ticket)
+  was.waiting = was.waiting - 1
 end
 
 -- Grants from the head of the queue while the next live waiter fits; returns 1 if there is more to do than one call may.
@@ -147,6 +151,7 @@ local function grant_waiting()
   if reaped then reap() end
   if turns.raised > 0 and used < capacity then turns.raise() end
   while left > 0 and used < capacity do
+    if was.waiting <= 0 then return turns.raised > 0 and 1 or 0 end -- a queue that has become empty cannot be touched while its slot moves
     local head, entry, tag, key = first_waiter()
     if not head and (reaped or turns.count == 0 or call('ZCARD', queue) == 0) then return turns.raised > 0 and 1 or 0 end
     local text = head and call('HGET', state, 't' .. head)
@@ -163,9 +168,10 @@ local function grant_waiting()
       publish_to_sharers(place, request, 'm', ' ' .. (weight > capacity and capacity or turns.limit))
     elseif key and turns.park(entry, key, weight) then -- it is the next key's turn
     elseif used + weight <= capacity then
-      -- In this order: while its slot moves to another node, a missing key cannot be created, and the script fails here.
+      begin()
       make_holder(head, weight, lease, place, request, label, lapses, since)
       if turns.count > 0 then turns.take(entry, tag, key, weight) else call('ZREM', queue, entry) end
+      was.waiting = was.waiting - 1
       publish_to_sharers(place, request, 'g', format(' %.0f %.0f %.0f %d', fence, now, lapses, capacity))
     elseif not reaped then
       reaped = true

@@ -68,15 +68,13 @@ local function look(field, ranks, is_full)
     local added = type(written) == 'number' and written or 0
     if field ~= 'l' then turns.keys = turns.keys + added end
   end
-  if turns.store then
-    turns.store()
-    wait = soonest() -- another waiter of a key may be the first
-  end
+  if turns.store then wait = soonest() end -- another waiter of a key may be the first
   return wait_ms
 end
 
 local function refuse(waiting, wait_ms, of_key)
   tell_first()
+  save()
   if not wait_ms then return {tag, FULL, waiting, 0, of_key} end
   return {tag, FULL, waiting, token + wait_ms, of_key or 0, wait_ms}
 end

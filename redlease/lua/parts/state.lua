@@ -16,7 +16,7 @@ local function read(ticket, check_ms)
   for i = 1, 18 do
     if was[i] then was.count = was.count + 1 end
   end
-  was.is_due = check_ms and (now >= (was[18] or 0) + check_ms or now < was[18] + 0) -- the clock may have been set back
+  was.is_due = check_ms and (now >= (was[18] or 0) + math.max(check_ms, 1000) or now < was[18] + 0) -- the clock may have been set back
   fence, excess = was[1] and tonumber(was[1]) or 0, was[2] and tonumber(was[2]) or 0
   used = call('ZCARD', holders) + excess
   declared = was[4] and tonumber(was[4]) or 0
@@ -51,15 +51,31 @@ local function parse(text)
   return tonumber(weight), its_fence, lease, since, place, request, label
 end
 
+-- Marks that this call has begun to write what belongs together, until `save`. An error may stop it at any command: while its slot moves
+-- to another node, a script can touch no key that has become empty. Without field e the fast paths grant nothing, and the next call
+-- counts all units, see repair.lua. A deletion is allowed when out of memory, and so are later writes.
+local function begin()
+  if was.has_begun then return end
+  was.has_begun, was[2] = true, false
+  call('HDEL', state, 'e')
+end
+
+-- Publishes a message once what it tells is stored: what a call that is stopped half-way wrote is told to nobody.
+local messages = {}
+local function publish(place, message)
+  messages[#messages + 1] = {string.match(place, '^[^|]*'), message}
+end
+
 -- A channel that begins with a colon is appended to the state key, so that it is in the slot of the keys: a sharded channel,
 -- or an ordinary one if the server (Redis 6.2) has no sharded ones.
-local function publish(place, message)
-  local channel = string.match(place, '^[^|]*')
-  if string.byte(channel) == 58 then
-    channel = state .. channel
-    if type(redis.pcall('SPUBLISH', channel, message)) ~= 'table' then return end
+local function publish_all()
+  for _, each in ipairs(messages) do
+    local channel, message = each[1], each[2]
+    local is_beside = string.byte(channel) == 58
+    if is_beside then channel = state .. channel end
+    if not is_beside or type(redis.pcall('SPUBLISH', channel, message)) == 'table' then redis.pcall('PUBLISH', channel, message) end
   end
-  redis.pcall('PUBLISH', channel, message)
+  messages = {}
 end
 
 -- Collects the fields of the state to be written at the end of the call, with one command. Numbers are formatted here: that is
@@ -77,11 +93,28 @@ local function note(event, ticket, its_fence, weight, ms, label)
   redis.pcall('XADD', history, 'MAXLEN', '~', was[10], '*', 'e', event, 't', ticket, 'f', its_fence, 'w', weight, 'm', ms, 'o', owner)
 end
 
+-- A key that has become empty cannot be touched while its slot moves; but the state has just been written.
 local function expire_all()
-  for i = 1, 4 do call('PEXPIREAT', KEYS[i], format('%d', expires)) end
+  call('PEXPIREAT', state, format('%d', expires))
+  for i = 2, 4 do redis.pcall('PEXPIREAT', KEYS[i], format('%d', expires)) end
 end
 
--- Writes the changes. The keys are kept until `deadline`, and for idle_ttl after now and after the time in the last fence. An
+-- Writes the changes of the state with one command, and publishes what they tell.
+local function save()
+  if fence ~= (tonumber(was[1]) or 0) then set('f', format('%d', fence)) end
+  if not was[2] or excess ~= tonumber(was[2]) then set('e', format('%d', excess)) end
+  if not was[18] then set('v', format('%d', now)) end
+  if capacity ~= (tonumber(was[3]) or 0) then
+    set('c', format('%d', capacity))
+    if was[3] then note('resized', '', '0', capacity, 0, '') end
+  end
+  if declared ~= (tonumber(was[4]) or 0) then set('d', format('%d', declared)) end
+  if turns.store then turns.store() end
+  if size > 2 then call(unpack(changes, 1, size)) end
+  publish_all()
+end
+
+-- Saves the changes. The keys are kept until `deadline`, and for idle_ttl after now and after the time in the last fence. An
 -- extension adds a margin, so that most calls need none. The expiry never moves back.
 -- A server before Redis 7.2 that stops inside a script for longer than that deletes the keys here, when everything in them has
 -- ended. So no expiry is written before this point: what a call writes after a deletion would have none.
@@ -93,22 +126,13 @@ local function commit(deadline, idle)
     expires = wanted + math.floor(idle / 64)
     set('k', format('%d', expires))
   end
-  if fence ~= (tonumber(was[1]) or 0) then set('f', format('%d', fence)) end
-  if not was[2] or excess ~= tonumber(was[2]) then set('e', format('%d', excess)) end
-  if not was[18] then set('v', format('%d', now)) end
-  if capacity ~= (tonumber(was[3]) or 0) then
-    set('c', format('%d', capacity))
-    if was[3] then note('resized', '', '0', capacity, 0, '') end
-  end
-  if declared ~= (tonumber(was[4]) or 0) then set('d', format('%d', declared)) end
-  if turns.store then turns.store() end
-  if size > 2 then call(unpack(changes, 1, size)) end
+  save()
   if due then
     expire_all()
   else
-    if new_holder then call('PEXPIREAT', holders, format('%d', expires)) end
+    if new_holder then redis.pcall('PEXPIREAT', holders, format('%d', expires)) end
     if new_waiter then
-      call('PEXPIREAT', queue, format('%d', expires))
+      redis.pcall('PEXPIREAT', queue, format('%d', expires))
       call('PEXPIREAT', waiters, format('%d', expires))
     end
   end

@@ -161,6 +161,7 @@ local function next_of_rest(key, number)
     local lives = weight and lasts(place, request)
     if lives and not turns.is_heavy(key, weight) then return member, weight end
     left = left - 1 - #text / 2048
+    begin()
     if lives then publish_to_sharers(place, request, 'm', ' ' .. turns.limit) end
     call('ZREM', queue, member)
     call('HDEL', state, 't' .. ticket)
@@ -482,7 +483,7 @@ function turns.store()
   if turns.virtual > HEADS / 2 then restart() end
   local text = turns.count > 0
     and format('%d %.0f %.0f %.0f %.0f %d %d', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised, turns.limits, turns.keys)
-  if text and text ~= was[11] then call('HSET', state, 'g', text) end
+  if text and text ~= was[11] then set('g', text) end
   if was[11] and not text then call('HDEL', state, 'g') end
   was[11] = text
 end
