@@ -29,7 +29,7 @@ if units then
 end
 if deadline <= now then return {tag, 0, 0} end
 
-begin()
+writes.begin()
 if not units then
   remove_holder(name, its_weight)
 else
