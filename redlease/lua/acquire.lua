@@ -87,7 +87,7 @@ local more = 0
 local function grant()
   make_holder(ticket, weight, lease, place, request, label, now + lease, now)
   if key then
-    begin()
+    writes.begin()
     turns.add(ticket, key, share_of_key, 0)
     turns.grant(key, weight)
   end
@@ -118,7 +118,7 @@ local lapses, wait = call('ZSCORE', waiters, place), soonest()
 local function adapt_rate()
   local name = string.char(255) .. 'rate'
   local its_weight = parse(call('HGET', state, 't' .. name) or '')
-  begin()
+  writes.begin()
   if its_weight then remove_holder(name, its_weight) end
   if rate.is_over then
     rate = nil
@@ -197,7 +197,7 @@ if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size 
   or (record and not queued_since) then
   if not queued_since then call('HSET', state, 'c', was[3] or capacity) end -- refused when out of memory, which ends the script here
   if capacity ~= was_capacity then
-    begin()
+    writes.begin()
 --#include limits
   end
   if rate and rate.is_changed then adapt_rate() end

@@ -31,7 +31,7 @@ end
 if deadline <= now then return {tag, 0, 0} end
 if units and kind == 'back' and its_end >= deadline then return {tag, its_end, 0} end
 
-begin()
+writes.begin()
 if not units then
   remove_holder(name, its_weight)
 else

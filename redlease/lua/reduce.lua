@@ -16,7 +16,7 @@ local deadline = held_fence == its_fence and tonumber(call('ZSCORE', holders, ti
 if deadline <= now then return {tag, 0, 0} end
 if weight >= its_weight then return {tag, 1, 0} end
 for i = 3, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, before the first write
-begin()
+writes.begin()
 local shared = string.byte(record) == 48 and '0' or ''
 call('HSET', state, 't' .. ticket, shared .. format('%d', weight) .. string.match(record, '^%d+( .*)$'))
 used, excess = used - its_weight + weight, excess - its_weight + weight

@@ -25,7 +25,7 @@ local changed = ticket == '' and expires > 0
 
 -- Sets a tombstone: late copies of that request grant nothing.
 local function bury(request)
-  begin()
+  writes.begin()
   call('ZADD', waiters, format('%d', -(now + tombstone)), '!' .. request)
   tombstones = math.max(tombstones, now + tombstone)
   set('x', format('%d', tombstones))
@@ -40,7 +40,7 @@ if weight then
     hit = its_request == '' or (was_there and not rest)
     if was_there and rest then -- other requests share the ticket and keep it
       -- The rest may be dead: a full queue is looked through anew. Allowed when out of memory, and so are later writes.
-      begin()
+      writes.begin()
       call('HDEL', state, held_fence == '0' and 'l' or '')
       local key = entry_of(ticket)
       if key then turns.keys = turns.keys - call('HDEL', state, 'l' .. key) end

@@ -32,5 +32,5 @@ lease_until(ticket, deadline)
 if tonumber(its_lease) ~= lease or (shorten == 'write' and deadline == was_until) then
   set('t' .. ticket, (string.gsub(record, '^(%d+ %d+ )%d+', '%1' .. format('%d', lease))))
 end
-if size > 2 or expires < math.max(now + idle, deadline) then commit(deadline, idle) else publish_all() end
+if size > 2 or expires < math.max(now + idle, deadline) then commit(deadline, idle) end
 return {tag, deadline, capacity, waiting}

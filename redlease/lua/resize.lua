@@ -16,7 +16,7 @@ if wanted ~= declared and (declared == 1 or declared == UNLIMITED) then return {
 for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, before the first write
 local shrinks = wanted < capacity
 capacity = wanted
-begin()
+writes.begin()
 --#include limits
 local more = grant_waiting()
 if shrinks then publish_capacity() end

@@ -29,7 +29,7 @@ local key, entry = entry_of(ticket)
 local score = call('ZSCORE', queue, entry)
 if not score then return {tag, 0, 0, ''} end
 local earlier = key and turns.before(key, entry) or call('ZRANGEBYSCORE', queue, '-inf', '(' .. score, 'LIMIT', 0, BATCH)
-begin()
+writes.begin()
 
 local superseded, removed = 0, 0
 for _, other in ipairs(earlier) do

@@ -15,5 +15,5 @@ local longer = expires < watched
 expires = math.max(expires, watched)
 call('HDEL', state, '') -- changes nothing; allowed when out of memory, and so are later writes
 call('HSET', state, 'w', format('%d', watched), 'k', format('%d', expires))
-if longer then expire_all() end
+if longer then writes.expire_all() end
 return {tag, wait}

@@ -190,7 +190,7 @@ class Stoppable(Lossy):
 
 @dataclass
 class History:
-    """Calls as clients might make them, and one at their end that stops half-way."""
+    """Calls as clients might make them, and one at their end that stops half-way, now and then in a repair."""
 
     engine: FakeEngine | RealEngine
     seed: str
@@ -214,6 +214,8 @@ class History:
             name = CHANGING[self.number % len(CHANGING)]
             args = getattr(drawn, name)()
             calls.now_us += random.choice([0, 0, 1000, 30_000, 70_000])
+            if random.random() < 0.25:  # so that the call has to count all, and is stopped in this
+                calls.lose_one(KEYS[0], random.choice([b"e", b"g"]))
             calls.stops_at = stops_at
             calls.call(name, *args)
             if not calls.stopped:

@@ -41,18 +41,18 @@ local function lasts(place, request)
   return last
 end
 
--- Publishes to the clients of all requests that share a ticket, except the request `save`.
-local function publish_to_sharers(place, request, kind, rest, save)
-  local first = string.match(request, '^[^{]*')
-  if first ~= save then publish(place, kind .. ' ' .. first .. rest) end
+-- Publishes to the clients of all requests that share a ticket, except the request `but`; grants once they are stored.
+local function publish_to_sharers(place, request, kind, rest, but)
+  local send, first = kind == 'g' and writes.add_grant or publish, string.match(request, '^[^{]*')
+  if first ~= but then send(place, kind .. ' ' .. first .. rest) end
   for other, its_request in string.gmatch(request, '{([^}]*)}([^{]*)') do
-    if its_request ~= save then publish(other, kind .. ' ' .. its_request .. rest) end
+    if its_request ~= but then send(other, kind .. ' ' .. its_request .. rest) end
   end
 end
 
 -- `replaced`: a newer request has replaced the permit, so its units are for the next waiter of its key.
 local function remove_holder(ticket, weight, replaced)
-  begin()
+  writes.begin()
   if call('ZREM', holders, ticket) == 1 then used, excess = used - weight, excess - weight + 1 end
   call('HDEL', state, 't' .. ticket)
   local key = entry_of(ticket)
@@ -67,7 +67,7 @@ end
 -- Removes a holder whose lease has ended. With a lock delay its units stay in use for that long after it, held under a name of
 -- their own, which begins with a byte that no ticket, being UTF-8, contains.
 local function lapse(ticket, weight, ended, its_fence)
-  begin()
+  writes.begin()
   if was[10] and string.byte(ticket) ~= 255 then
     local _, fence_of_it, _, since, _, _, label = parse(call('HGET', state, 't' .. ticket) or '')
     if fence_of_it then note('lost', ticket, fence_of_it, weight, ended - since, label) end
@@ -136,7 +136,7 @@ local function told(wait, ticket)
 end
 
 local function remove_waiter(ticket, entry)
-  begin()
+  writes.begin()
   if turns.leave then turns.leave(ticket, entry) else call('ZREM', queue, entry or ticket) end
   call('HDEL', state, 't' .. ticket)
   was.waiting = was.waiting - 1
@@ -168,7 +168,7 @@ local function grant_waiting()
       publish_to_sharers(place, request, 'm', ' ' .. (weight > capacity and capacity or turns.limit))
     elseif key and turns.park(entry, key, weight) then -- it is the next key's turn
     elseif used + weight <= capacity then
-      begin()
+      writes.begin()
       make_holder(head, weight, lease, place, request, label, lapses, since)
       if turns.count > 0 then turns.take(entry, tag, key, weight) else call('ZREM', queue, entry) end
       was.waiting = was.waiting - 1

@@ -185,7 +185,7 @@ if not is_damaged and (is_as_told or not is_complete) then
   return
 end
 
-begin()
+writes.begin()
 local function in_chunks(command, key, words)
   for first = 1, #words, CHUNK do call(command, key, unpack(words, first, math.min(#words, first + CHUNK - 1))) end
 end
@@ -227,8 +227,7 @@ for _, field in ipairs(call('HKEYS', state)) do
 end
 in_chunks('HDEL', state, others)
 call('HSET', state, 'e', format('%d', found.excess))
-expire_all()
-publish_all()
+writes.expire_all()
 turns.count, turns.keys, turns.raised = 0, 0, 0
 read(was.ticket)
 was.waiting = call('ZCARD', queue)

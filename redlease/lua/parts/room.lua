@@ -73,8 +73,8 @@ local function look(field, ranks, is_full)
 end
 
 local function refuse(waiting, wait_ms, of_key)
+  writes.save()
   tell_first()
-  save()
   if not wait_ms then return {tag, FULL, waiting, 0, of_key} end
   return {tag, FULL, waiting, token + wait_ms, of_key or 0, wait_ms}
 end

@@ -51,31 +51,32 @@ local function parse(text)
   return tonumber(weight), its_fence, lease, since, place, request, label
 end
 
+local writes = {} -- functions, in one table: each local makes every call allocate more; and the grants to be published, with their places
+
 -- Marks that this call has begun to write what belongs together, until `save`. An error may stop it at any command: while its slot moves
 -- to another node, a script can touch no key that has become empty. Without field e the fast paths grant nothing, and the next call
 -- counts all units, see repair.lua. A deletion is allowed when out of memory, and so are later writes.
-local function begin()
+function writes.begin()
   if was.has_begun then return end
   was.has_begun, was[2] = true, false
   call('HDEL', state, 'e')
 end
 
--- Publishes a message once what it tells is stored: what a call that is stopped half-way wrote is told to nobody.
-local messages = {}
-local function publish(place, message)
-  messages[#messages + 1] = {string.match(place, '^[^|]*'), message}
+-- Keeps a message until what it tells is stored: nobody is told of a grant by a call that is stopped half-way.
+function writes.add_grant(place, message)
+  writes[#writes + 1] = place
+  writes[#writes + 1] = message
 end
 
 -- A channel that begins with a colon is appended to the state key, so that it is in the slot of the keys: a sharded channel,
 -- or an ordinary one if the server (Redis 6.2) has no sharded ones.
-local function publish_all()
-  for _, each in ipairs(messages) do
-    local channel, message = each[1], each[2]
-    local is_beside = string.byte(channel) == 58
-    if is_beside then channel = state .. channel end
-    if not is_beside or type(redis.pcall('SPUBLISH', channel, message)) == 'table' then redis.pcall('PUBLISH', channel, message) end
+local function publish(place, message)
+  local channel = string.match(place, '^[^|]*')
+  if string.byte(channel) == 58 then
+    channel = state .. channel
+    if type(redis.pcall('SPUBLISH', channel, message)) ~= 'table' then return end
   end
-  messages = {}
+  redis.pcall('PUBLISH', channel, message)
 end
 
 -- Collects the fields of the state to be written at the end of the call, with one command. Numbers are formatted here: that is
@@ -94,13 +95,13 @@ local function note(event, ticket, its_fence, weight, ms, label)
 end
 
 -- A key that has become empty cannot be touched while its slot moves; but the state has just been written.
-local function expire_all()
+function writes.expire_all()
   call('PEXPIREAT', state, format('%d', expires))
   for i = 2, 4 do redis.pcall('PEXPIREAT', KEYS[i], format('%d', expires)) end
 end
 
--- Writes the changes of the state with one command, and publishes what they tell.
-local function save()
+-- Writes the changes of the state with one command, and then publishes the grants. Losses have been published before.
+function writes.save()
   if fence ~= (tonumber(was[1]) or 0) then set('f', format('%d', fence)) end
   if not was[2] or excess ~= tonumber(was[2]) then set('e', format('%d', excess)) end
   if not was[18] then set('v', format('%d', now)) end
@@ -111,7 +112,7 @@ local function save()
   if declared ~= (tonumber(was[4]) or 0) then set('d', format('%d', declared)) end
   if turns.store then turns.store() end
   if size > 2 then call(unpack(changes, 1, size)) end
-  publish_all()
+  while writes[1] do publish(table.remove(writes, 1), table.remove(writes, 1)) end
 end
 
 -- Saves the changes. The keys are kept until `deadline`, and for idle_ttl after now and after the time in the last fence. An
@@ -119,16 +120,16 @@ end
 -- A server before Redis 7.2 that stops inside a script for longer than that deletes the keys here, when everything in them has
 -- ended. So no expiry is written before this point: what a call writes after a deletion would have none.
 local function commit(deadline, idle)
-  if tell_first then tell_first() end
   local wanted = math.max(deadline, math.max(now, math.floor(fence / 1000)) + idle, rate and rate.tat / 1000 + 1 or 0, turns.kept or 0)
   local due = expires < wanted
   if due then
     expires = wanted + math.floor(idle / 64)
     set('k', format('%d', expires))
   end
-  save()
+  writes.save()
+  if tell_first then tell_first() end
   if due then
-    expire_all()
+    writes.expire_all()
   else
     if new_holder then redis.pcall('PEXPIREAT', holders, format('%d', expires)) end
     if new_waiter then

@@ -161,7 +161,7 @@ local function next_of_rest(key, number)
     local lives = weight and lasts(place, request)
     if lives and not turns.is_heavy(key, weight) then return member, weight end
     left = left - 1 - #text / 2048
-    begin()
+    writes.begin()
     if lives then publish_to_sharers(place, request, 'm', ' ' .. turns.limit) end
     call('ZREM', queue, member)
     call('HDEL', state, 't' .. ticket)
