@@ -34,12 +34,14 @@ class Queued:
         ticket: The id of the request.
         weight: Units requested.
         ahead: How many requests are before it in the queue.
+        key: Whose turn the request takes; None without one.
     """
 
     resource: str
     ticket: str
     weight: int
     ahead: int
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Granted:
         fence: The fencing token.
         waited: Seconds from the call to the grant, the round trip included; 0.0 for an adopted permit.
         queued: Whether it stood in the queue.
+        key: Whose turn the request takes; None without one.
     """
 
     resource: str
@@ -61,6 +64,7 @@ class Granted:
     fence: int
     waited: float
     queued: bool
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class Abandoned:
         waited: Seconds from the call to its end.
         queued: Whether it stood in the queue.
         error: The name of the error's class: `AcquireTimeout`, `Unavailable`, `CancelledError` and so on.
+        key: Whose turn the request takes; None without one.
     """
 
     resource: str
@@ -84,6 +89,7 @@ class Abandoned:
     waited: float
     queued: bool
     error: str
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,7 @@ class Released:
         weight: Units held.
         fence: The fencing token.
         held: Seconds from the grant to the release; None for the permits of `acquire`, which are data.
+        key: Whose turn the request takes; None without one.
     """
 
     resource: str
@@ -106,6 +113,7 @@ class Released:
     weight: int
     fence: int
     held: float | None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,7 @@ class Lost:
         reason: "expired": its lease ended before a renewal came through. "max_hold": that was reached. "gone": the
             server no longer has it. "taken": it was released by its ticket, or adopted elsewhere. "superseded": a newer
             request replaced it. "closed": its client was closed.
+        key: Whose turn the request takes; None without one.
     """
 
     resource: str
@@ -129,6 +138,7 @@ class Lost:
     fence: int
     held: float
     reason: LossReason
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,7 @@ class Detached:
         weight: Units held.
         fence: The fencing token.
         held: Seconds from the grant to the end of the hold.
+        key: Whose turn the request takes; None without one.
     """
 
     resource: str
@@ -148,6 +159,7 @@ class Detached:
     weight: int
     fence: int
     held: float
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

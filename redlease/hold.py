@@ -243,7 +243,8 @@ class Hold:
         permit = self.permit
         lease.end()
         if (emit := lease.keeper.emit) is not None:
-            emit(Detached(*lease.ask.subject(), lease.fence, (clock.now_ms() - lease.begun_ms) / 1000))
+            held = (clock.now_ms() - lease.begun_ms) / 1000
+            emit(Detached(*lease.ask.subject(), lease.fence, held, lease.ask.key or None))
         return permit
 
     # The block

@@ -201,6 +201,7 @@ class HistoryEntry:
         waited_ms: How long the request had waited in the queue; None where it does not say.
         held_ms: How long the permit had been held, for "lost" until its lease ended; None where it does not say.
         capacity: The new capacity, for "resized"; how many units may be held, for "limited"; else None.
+        key: Of the request, or of the limit; None without one, and in entries of earlier releases.
     """
 
     id: str
@@ -213,3 +214,4 @@ class HistoryEntry:
     waited_ms: int | None = None
     held_ms: int | None = None
     capacity: int | None = None
+    key: str | None = None

@@ -50,7 +50,7 @@ def kept(
     granted, terms = Granted(fence, granted_at_ms, expires_at_ms, capacity), ask.terms
     lease = HeldLease(session.keeper, ask._replace(weight=weight), forget_ticket)
     if (emit := session.keeper.emit) is not None:
-        emit(events.Granted(ask.resource.name, ask.ticket, weight, fence, 0.0, False))
+        emit(events.Granted(ask.resource.name, ask.ticket, weight, fence, 0.0, False, ask.key or None))
     lease.start(granted, sent_ms + terms.lease_ms - clock.SERVER_TICK_MS, fate, clock.now_ms(), told=told)
     if session.closed:  # closed before the reply came: `close` has released all other holds
         lease.lose("its client was closed", "closed")

@@ -329,7 +329,7 @@ class Semaphore(ResourceControl):
         if isinstance(released, RedleaseError):
             raise released
         if released and (emit := self._session.keeper.emit) is not None:
-            emit(events.Released(self.name, permit.ticket, permit.weight, permit.fence, None))
+            emit(events.Released(self.name, permit.ticket, permit.weight, permit.fence, None, permit.key))
         if not released:
             logger.warning(
                 "resource %r: permit %r (fence %d) was no longer held when it was released: %s. "
@@ -419,12 +419,13 @@ class Semaphore(ResourceControl):
             if ask.terms.replicas and granted is not None:
                 await self._replicated(waiting, granted.fence)
             if (emit := self._session.keeper.emit) is not None and granted is not None:
-                emit(events.Granted(*waiting.ask.subject(), granted.fence, *waiting.waited(now_ms)))
+                emit(events.Granted(*waiting.ask.subject(), granted.fence, *waiting.waited(now_ms), ask.key or None))
         except BaseException as error:
             self._session.give_up(waiting)
             forget_ticket()
             if (emit := self._session.keeper.emit) is not None:
-                emit(events.Abandoned(*waiting.ask.subject(), *waiting.waited(clock.now_ms()), type(error).__name__))
+                waited, why = waiting.waited(clock.now_ms()), type(error).__name__
+                emit(events.Abandoned(*waiting.ask.subject(), *waited, why, ask.key or None))
             raise
         finally:
             if timer is not None:

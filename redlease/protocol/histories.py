@@ -34,8 +34,11 @@ def read_entry(entry: list[Any]) -> HistoryEntry:
         event == "granted" or (event in {"forced", "superseded"} and fields["f"] == "0"),
     )
     owner = _decode(fields["o"])[0] if fields["o"] else ""
-    if not isinstance(owner, str):
-        raise TypeError(f"{owner!r} is no name")
+    key = _decode(fields["k"])[0] if "k" in fields else None
+    if not isinstance(owner, str) or not isinstance(key, str | None):
+        raise TypeError(f"{owner!r} or {key!r} is no name")
+    if event in {"limited", "lifted"}:
+        key = fields["t"] or None
     return HistoryEntry(
         id_,
         int(id_.partition("-")[0]),
@@ -47,4 +50,5 @@ def read_entry(entry: list[Any]) -> HistoryEntry:
         waited_ms=span_ms if waited else None,
         held_ms=None if waited or resized else span_ms,
         capacity=weight if resized and event != "lifted" else None,
+        key=key,
     )

@@ -104,7 +104,8 @@ class Lease(BlockTask):
             "resource %r: permit %r (fence %d) is lost: %s", name, ticket, self.fence, self.why_lost, extra=extra
         )
         if (emit := self.keeper.emit) is not None:
-            emit(Lost(name, ticket, weight, self.fence, (clock.now_ms() - self.begun_ms) / 1000, reason))
+            held = (clock.now_ms() - self.begun_ms) / 1000
+            emit(Lost(name, ticket, weight, self.fence, held, reason, self.ask.key or None))
 
     def on_loss(self) -> None:
         """Reacts to the loss; for subclasses."""
@@ -420,7 +421,8 @@ class LeaseKeeper:
         until_ms = max(lease.deadline_ms, now_ms) + lease.ask.terms.lease_ms
         PendingRelease(self, lease.ask, lease.fence, until_ms, lease.may_be_duplicated, done).start(now_ms)
         if self.emit is not None and not lease.lost:
-            self.emit(ReleasedEvent(*lease.ask.subject(), lease.fence, (now_ms - lease.begun_ms) / 1000))
+            held = (now_ms - lease.begun_ms) / 1000
+            self.emit(ReleasedEvent(*lease.ask.subject(), lease.fence, held, lease.ask.key or None))
 
     def give_up(self, lease: Lease, now_ms: float) -> None:
         """Releases this request's share of a permit that expired by the local clock; others on its ticket keep it."""

@@ -149,7 +149,7 @@ class PendingAcquire:
         if session.stuck.due_ms is None:
             session.stuck.begin(sent_ms)
         if (emit := session.keeper.emit) is not None and self.place is None:
-            emit(QueuedEvent(*self.ask.subject(), queued.ahead))
+            emit(QueuedEvent(*self.ask.subject(), queued.ahead, self.ask.key or None))
         if self.ask.arrival < 0:  # since when it looked for dead waiters
             self.ask = self.ask._replace(arrival=0)
         self.found_full = None

@@ -135,3 +135,27 @@ async def test_a_callback_that_is_none(engine: str, face: str, make_client: Make
     wrong: Any = "print"
     with pytest.raises(ValueError, match="on_event must be callable"):
         await make_client(on_event=wrong)
+
+
+async def test_whose_key_it_is(engine: str, face: str, make_client: MakeClient) -> None:
+    """Each event about a request has its key, and None without one."""
+    told: list[Any] = []
+    pool = (await make_client(on_event=told.append)).semaphore("r", capacity=1)
+    async with pool.hold(key="acme"):
+        with pytest.raises(AcquireTimeout):
+            await pool.acquire(key="other", timeout=0.05)
+    lost = await pool.hold(key="acme", ticket="lost", on_lost="signal")
+    await pool.release("lost")
+    await eventually(lambda: lost.lost)
+    await pool.release(await pool.acquire(key="acme"))
+    await pool.release(await pool.acquire())
+    seen = [(type(event), event.key) for event in told]
+    assert [each for each in seen if each[0] is not Granted] == [
+        (Queued, "other"),
+        (Abandoned, "other"),
+        (Released, "acme"),
+        (Lost, "acme"),
+        (Released, "acme"),
+        (Released, None),
+    ]
+    assert [key for kind, key in seen if kind is Granted] == [*["acme"] * 3, None]

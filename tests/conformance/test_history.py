@@ -147,6 +147,21 @@ async def test_adoptions_and_downgrades(client: Redlease) -> None:
         ]
 
 
+async def test_whose_key_it_is(client: Redlease) -> None:
+    """Each entry has the key of its request, whatever that and the metadata look like, and a limit that of its key."""
+    pool = client.semaphore("r", capacity=3, history=100)
+    keys = ["acme", 'quo"ted\\', '{"a":"},"b"]', "},", None]
+    for key in keys:
+        await pool.release(await pool.acquire(key=key, metadata={"m": '"},"x"]', "},": "},"}, owner="},"))
+    await pool.limit(1, key="acme")
+    await pool.unlimit(key="acme")
+    await pool.limit(1)
+    entries = await pool.history()
+    told = [key for key in keys for _ in range(2)]
+    assert [entry.key for entry in entries] == [*told, "acme", "acme", None]
+    assert {entry.owner for entry in entries[: len(told)]} == {"},"}
+
+
 async def test_it_is_off_unless_asked_for(client: Redlease) -> None:
     """Nothing is written by default; the next acquire turns it on for all clients, or off again."""
     lock, noting, ending = client.lock("r"), client.lock("r", history=10), client.lock("r", history=0)

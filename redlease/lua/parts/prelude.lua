@@ -16,7 +16,7 @@
 --   KEYS[3] queue    zset  ticket -> its sequence, the order of arrival, less ten for each step of its priority
 --   KEYS[4] waiters  zset  place -> the time it lapses; "!"<request> -> the time that tombstone ends, negated
 -- and, if n is set, the stream <prefix>:{name}:history of what happened: e event, t ticket, f fence, w weight, m ms waited or held,
--- o owner in JSON. It is not declared: a cluster refuses a call of which some keys exist and some do not while the slot moves.
+-- o owner and k key, if there is one, in JSON. It is not declared: a cluster refuses a call of which some keys exist and some do not while the slot moves.
 -- A record is "weight fence lease since place request label": fence 0 while queued, since = when it was queued or granted,
 -- place = <channel>|<epoch> of the requesting client, label = owner, metadata and key as the client wrote them, which nothing but repair.lua reads.
 -- A fence that begins with a zero is that of a permit which a newer request has replaced, see supersede.lua.

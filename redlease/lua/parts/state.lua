@@ -90,8 +90,9 @@ end
 local function note(event, ticket, its_fence, weight, ms, label)
   if not was[10] then return end
   local owner = string.match(label, '^%[("[^"\\]*")') or string.sub(label, 2, 1600) -- with metadata only if it has escapes
-  local history = string.sub(state, 1, -6) .. 'history'
-  redis.pcall('XADD', history, 'MAXLEN', '~', was[10], '*', 'e', event, 't', ticket, 'f', its_fence, 'w', weight, 'm', ms, 'o', owner)
+  local key = string.sub(label, -2) == '"]' and string.match(label, '^.*},(".*")%]$')
+  local history, of_key = string.sub(state, 1, -6) .. 'history', key and {'k', key} or {}
+  redis.pcall('XADD', history, 'MAXLEN', '~', was[10], '*', 'e', event, 't', ticket, 'f', its_fence, 'w', weight, 'm', ms, 'o', owner, unpack(of_key))
 end
 
 -- A key that has become empty cannot be touched while its slot moves; but the state has just been written.

@@ -45,6 +45,35 @@ def test_dead_waiters_are_removed_bit_by_bit(crowd: Crowd, count: int) -> None:
     assert (crowd.waiting(), crowd.holders()) == ([], ["alive"])
 
 
+@pytest.mark.parametrize("by", ["release", "beat", "expiry", "limit", "supersede"])
+def test_a_killed_process_with_many_keys_is_removed_bit_by_bit(crowd: Crowd, by: str) -> None:
+    """It left 50 waiters of each of 50 keys that are at their limits: one budget a call is for all that it does."""
+    names = keys(50, 50 * 50)
+    options: dict[str, Any] = {"weight": "1 0 1000 100 1", "capacity": 51}
+    for key in names[:50]:
+        assert crowd.ask(f"holds {key}", key=key, **options)[0] == Status.GRANTED
+    crowd.ask("last", key="last", **options)
+    crowd.wait_and_die(names, **options)
+    assert crowd.ask("alive", key="k0", **options)[0] == Status.QUEUED
+    crowd.now_ms += LEASE_MS + 1 if by == "expiry" else GONE_MS
+    first = {
+        "release": ("release", "holds k0", "", "", 0, 0, IDLE_MS),
+        "beat": ("beat", "alive|1", LEASE_MS, "alive", IDLE_MS),
+        "expiry": ("release", "", "", "", 0, 0, IDLE_MS),
+        "limit": ("limit", "each", "", 3, "", IDLE_MS, '["o",{}]'),
+        "supersede": ("supersede", "alive", "halive", 1, 60_000, 1, IDLE_MS, ""),
+    }[by]
+    crowd.call(*first)
+    commands = [crowd.commands, *crowd.all_of("release", "", "", "", 0, 0, IDLE_MS)]
+    for ticket in [f"holds {key}" for key in dict.fromkeys(names)]:
+        commands += crowd.all_of("release", ticket, "", "", 0, 0, IDLE_MS)
+    crowd.now_ms += 1000  # the lock delay
+    commands += crowd.all_of("release", "", "", "", 0, 0, IDLE_MS)
+    assert max(commands) < MOST_COMMANDS
+    assert crowd.waiting() == []
+    assert not [field for field in crowd.fields() if field.startswith("pdead")]
+
+
 @pytest.mark.parametrize("count", [0, 1, 30, 1000], ids=["no keys", "one key", "30 keys", "a key each"])
 def test_many_are_granted_bit_by_bit(crowd: Crowd, count: int) -> None:
     """A release of a thousand units lets a thousand waiters begin, some in each call."""
