@@ -13,6 +13,7 @@ from temporalio.exceptions import ApplicationError
 from redlease_temporal import AcquireTimeout, LeaseLost, Permit, Position, Semaphore, Snapshot, semaphore
 
 SOON = timedelta(seconds=30)
+ENDPOINT = "redlease-locks"  # of the lock service, as `lock_service` makes it
 
 
 @dataclass
@@ -30,9 +31,9 @@ class On:
 
     def pool(self) -> Semaphore:
         """Return the primitive."""
-        return semaphore(
-            self.resource, self.capacity, lease=self.lease, max_waiters=self.max_waiters, backend=self.backend
-        )
+        # A lock service is not chosen by the name of a backend, but by its endpoint.
+        where = {"endpoint": ENDPOINT} if self.backend == "nexus" else {"backend": self.backend}
+        return semaphore(self.resource, self.capacity, lease=self.lease, max_waiters=self.max_waiters, **where)
 
 
 @dataclass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections import Counter
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
@@ -12,6 +14,8 @@ from backend_flows import SOON, On
 from temporalio import activity, workflow
 
 from redlease_temporal import AcquireTimeout, Hold, LeaseLost, Permit, all_of, rwlock
+
+TASK_S, TOO_LONG_S = 1.0, 1.4  # how long a workflow task may take, and how long one takes
 
 
 class Ledger:
@@ -273,5 +277,90 @@ class Again:
             return False
 
 
-WORKFLOWS = [Again, Entity, GivesUp, MendedAfterReset, Mistaken, Steady, TwiceInOneTask]
-ACTIVITIES = [write, linger]
+class Disturbances:
+    """What becomes of the runs in this process: who writes, and which runs are past what was to disturb them."""
+
+    inside: Counter[str] = Counter()  # noqa: RUF012  it is of the process
+    fences: dict[str, list[int]] = {}  # noqa: RUF012
+    beside: list[str] = []  # noqa: RUF012  where two were inside at once
+    past: set[str] = set()  # noqa: RUF012
+
+    @classmethod
+    def is_due(cls) -> bool:
+        """Whether the run is still to be disturbed; from now on it is not."""
+        run_id = workflow.info().run_id
+        due = run_id not in cls.past
+        cls.past.add(run_id)
+        return due
+
+
+@activity.defn
+async def write_alone(resource: str, fence: int) -> None:
+    """Write to what the resource protects."""
+    seen = Disturbances
+    seen.inside[resource] += 1
+    if seen.inside[resource] > 1:
+        seen.beside.append(resource)
+    seen.fences.setdefault(resource, []).append(fence)
+    try:
+        await asyncio.sleep(0.05)
+    finally:
+        seen.inside[resource] -= 1
+
+
+@workflow.defn(sandboxed=False)
+class Disturbed:
+    """Holds twice; after its first block its workflow task fails, or takes too long; or it is reset in that block."""
+
+    def __init__(self) -> None:
+        self._fence = 0
+        self._nudges = 0
+        self._go = False
+
+    @workflow.update
+    async def until_held(self) -> None:
+        """Return when it holds."""
+        await workflow.wait_condition(lambda: self._fence != 0)
+
+    @workflow.signal
+    def nudge(self) -> None:
+        """Come, and change nothing."""
+        self._nudges += 1
+
+    @workflow.signal
+    def proceed(self) -> None:
+        """Go on."""
+        self._go = True
+
+    @workflow.run
+    async def run(self, on: On, how: str) -> None:
+        """Write under both holds."""
+        async with on.pool().hold() as hold:
+            self._fence = hold.fence
+            if how == "reset":
+                await workflow.wait_condition(lambda: self._go)
+            await self._write(on, hold.fence)
+        if how == "failed" and Disturbances.is_due():
+            raise KeyError("as asked")
+        if how == "timed out" and Disturbances.is_due():
+            time.sleep(TOO_LONG_S)
+        async with on.pool().hold() as hold:
+            await self._write(on, hold.fence)
+
+    async def _write(self, on: On, fence: int) -> None:
+        await workflow.execute_activity(write_alone, args=[on.resource, fence], start_to_close_timeout=SOON)
+
+
+@workflow.defn(sandboxed=False)
+class Rival:
+    """Wants the same."""
+
+    @workflow.run
+    async def run(self, on: On) -> None:
+        """Write under a hold."""
+        async with on.pool().hold() as hold:
+            await workflow.execute_activity(write_alone, args=[on.resource, hold.fence], start_to_close_timeout=SOON)
+
+
+WORKFLOWS = [Again, Disturbed, Entity, GivesUp, MendedAfterReset, Mistaken, Rival, Steady, TwiceInOneTask]
+ACTIVITIES = [write, write_alone, linger]

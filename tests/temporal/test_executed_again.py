@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from backend_bench import Bench
-from backend_flows import Actor, Asking
+from backend_flows import Actor, Asking, On
 from executed_again_flows import (
     ACTIVITIES,
+    TASK_S,
     WORKFLOWS,
     Again,
+    Disturbances,
+    Disturbed,
     Entity,
     GivesUp,
     Ledger,
@@ -21,6 +25,7 @@ from executed_again_flows import (
     Mend,
     MendedAfterReset,
     Mistaken,
+    Rival,
     Steady,
     TwiceInOneTask,
 )
@@ -36,6 +41,7 @@ from helpers import eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from lock_service import Callers
     from temporal_tools import Place
     from temporalio.client import Client, WorkflowHandle
 
@@ -43,13 +49,13 @@ if TYPE_CHECKING:
 
     from quiet import Quiet
 
-BACKENDS = ["redis", "slots", "coordinator"]
-# What each backend has of these: slots have no read-write locks.
+BACKENDS = ["redis", "slots", "coordinator", "nexus"]
 WAYS = ("hold", "adopt", "all_of", "rwlock")
-KINDS = [(backend, how, 1000) for backend in BACKENDS for how in WAYS if (backend, how) != ("slots", "rwlock")]
-KINDS += [(backend, "hold", 0) for backend in BACKENDS]  # without a cache of workflows
-# The task to which a run is reset that has asked in the first and holds in the second. A coordinator's grant is a signal:
-# to a run that has asked already, it may not come again.
+WITHOUT = [("slots", "rwlock"), ("nexus", "rwlock")]
+KINDS = [(backend, how, 1000) for backend in BACKENDS for how in WAYS if (backend, how) not in WITHOUT]
+KINDS += [(backend, "hold", 0) for backend in BACKENDS[:3]]  # without a cache of workflows
+# The task to which a run is reset that has asked in the first and holds in the second. A coordinator's grant is a
+# signal: to a run that has asked already, it may not come again.
 BEFORE_ITS_GRANT = [
     (backend, task, signals)
     for backend in BACKENDS
@@ -58,6 +64,7 @@ BEFORE_ITS_GRANT = [
     if (backend, task, signals) != ("coordinator", 1, "as they came")
 ]
 LOST_WITHIN = 10.0
+log = logging.getLogger("disturbed")
 
 
 @pytest.fixture
@@ -67,13 +74,20 @@ def cache(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-async def client(place: Place, cache: int, quiet: Quiet) -> AsyncIterator[Client]:
-    """A client with the plugin, beside a worker."""
+async def client(
+    request: pytest.FixtureRequest, callers: Callers, place: Place, cache: int, quiet: Quiet
+) -> AsyncIterator[Client]:
+    """A client with the plugin, beside a worker; for a lock service one of another namespace."""
     Ledger.clear()
     Mend.mended = False
     Lingering.begun, Lingering.over = asyncio.Event(), asyncio.Event()
     quiet.allow("max_cached_workflows")
-    async with place.serving([*WORKFLOWS, Actor], ACTIVITIES, worker={"max_cached_workflows": cache}) as client:
+    workflows, params = [*WORKFLOWS, Actor], getattr(request.node, "callspec", None)
+    if params is not None and params.params.get("backend") == "nexus":
+        async with callers.service(place), callers.calling(place, workflows, ACTIVITIES) as client:
+            yield client
+        return
+    async with place.serving(workflows, ACTIVITIES, worker={"max_cached_workflows": cache}) as client:
         yield client
 
 
@@ -326,3 +340,46 @@ async def test_who_does_not_wait_asks_after_a_long_workflow_task(
     Lingering.over.set()
     assert await run.result()
     await replays(run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("how", ["failed", "timed out", "reset"])
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_many_runs_are_disturbed(
+    client: Client, task_queue: str, backend: str, how: str, quiet: Quiet, is_long: bool
+) -> None:
+    """Whatever befalls a run, a rival never writes beside it, and each later grant has a greater fence."""
+    quiet.allow("Failed activation on workflow Disturbed|as asked|Failing workflow task")
+    count, at_once = 200 if is_long else 8, asyncio.Semaphore(10)
+
+    async def disturb(number: int) -> None:
+        async with at_once:
+            await disturbed(client, Bench(client, f"{task_queue}-{number}", backend).on, task_queue, how)
+
+    outcomes = await asyncio.gather(*(disturb(number) for number in range(count)), return_exceptions=True)
+    errors = [outcome for outcome in outcomes if outcome is not None]
+    log.info("%s, %s: %d of %d runs went wrong", backend, how, len(errors), count)
+    assert not errors
+
+
+async def disturbed(client: Client, on: On, task_queue: str, how: str) -> None:
+    """Disturb a run that has a rival, and see that both have what they want."""
+    options: dict[str, Any] = {"task_timeout": timedelta(seconds=TASK_S)} if how == "timed out" else {}
+    run = await client.start_workflow(
+        Disturbed.run, args=[on, how], id=f"{on.resource}-run", task_queue=task_queue, **options
+    )
+    latest: WorkflowHandle[Any, Any] = run
+    if how == "reset":
+        await run.execute_update(Disturbed.until_held)
+    rival = await client.start_workflow(Rival.run, on, id=f"{on.resource}-rival", task_queue=task_queue)
+    if how == "reset":
+        latest = await reset(client, run, await nudge(run))
+        await latest.signal(Disturbed.proceed)
+    async with asyncio.timeout(120):
+        await latest.result()
+        await rival.result()
+    assert how == "reset" or f"WORKFLOW_TASK_{how.upper().replace(' ', '_')}" in await names_of(run)
+    fences = Disturbances.fences[on.resource]
+    assert fences == sorted(fences)
+    assert on.resource not in Disturbances.beside

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import hashlib
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RawValue
@@ -81,19 +81,15 @@ class RedisBackend(LocalBackend):
         if standing.shape == locks.BY_SIGNAL:
             return await self._wait_for_signal(run, wish, timeout)
         place = "" if standing.ahead is None else f", place {standing.ahead + 1}"
-        returned: RawValue | None = await ended(
-            workflow.start_activity(
-                locks.WAIT,
-                wish,
-                result_type=RawValue,
-                task_queue=run.task_queue,
-                activity_id=wish.wait_id,
-                schedule_to_close_timeout=timeout,
-                start_to_close_timeout=timedelta(seconds=run.wait_attempt_s),
-                retry_policy=OFTEN,
-                summary=f"waiting for {self._terms.resource}{place}",
-            )
+        waiting = self._start(
+            locks.WAIT,
+            wish,
+            f"waiting for {self._terms.resource}{place}",
+            activity_id=wish.wait_id,
+            schedule_to_close_timeout=timeout,
+            start_to_close_timeout=timedelta(seconds=run.wait_attempt_s),
         )
+        returned = await ended(waiting)
         try:
             return _checked(read(returned, Permit), wish)
         except ValueError as error:
@@ -149,16 +145,29 @@ class RedisBackend(LocalBackend):
             return False
 
     def _release_later(self, giving: locks.ReleaseCall) -> workflow.ActivityHandle[RawValue | None]:
-        return workflow.start_activity(
+        return self._start(
             locks.RELEASE_LATER,
             giving,
+            f"releasing {self._terms.resource}",
+            schedule_to_close_timeout=self._while_it_may_be_held,
+            cancellation_type=workflow.ActivityCancellationType.ABANDON,
+        )
+
+    def _start(self, name: str, call: object, summary: str, **options: Any) -> workflow.ActivityHandle[RawValue | None]:
+        """Starts a remote activity of the internal worker, which is retried."""
+        handle: workflow.ActivityHandle[RawValue | None] = workflow.start_activity(
+            *(name, call),
             result_type=RawValue,
             task_queue=current().task_queue,
-            schedule_to_close_timeout=timedelta(milliseconds=self._terms.lease_ms) + LOCAL_LIMIT,
             retry_policy=OFTEN,
-            cancellation_type=workflow.ActivityCancellationType.ABANDON,
-            summary=f"releasing {self._terms.resource}",
+            summary=summary,
+            **options,
         )
+        return handle
+
+    @property
+    def _while_it_may_be_held(self) -> timedelta:
+        return timedelta(milliseconds=self._terms.lease_ms) + LOCAL_LIMIT
 
     async def end(self, giving: locks.ReleaseCall) -> bool:
         """Releases a permit or withdraws a request, by a local activity: the relay does so when its marker is recorded.
@@ -180,18 +189,9 @@ class RedisBackend(LocalBackend):
 
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """Gives back all but one unit of a permit, by a remote activity."""
+        summary, limit = f"downgrading {self._terms.resource}", self._while_it_may_be_held
         try:
-            returned: RawValue | None = await ended(
-                workflow.start_activity(
-                    locks.DOWNGRADE,
-                    call,
-                    result_type=RawValue,
-                    task_queue=current().task_queue,
-                    schedule_to_close_timeout=timedelta(milliseconds=self._terms.lease_ms) + LOCAL_LIMIT,
-                    retry_policy=OFTEN,
-                    summary=f"downgrading {self._terms.resource}",
-                )
-            )
+            returned = await ended(self._start(locks.DOWNGRADE, call, summary, schedule_to_close_timeout=limit))
             return read(returned, bool)
         except ActivityError as error:
             raise failed_call(error, away=self.away, resource=self._terms.resource) from error
