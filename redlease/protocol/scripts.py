@@ -14,7 +14,7 @@ TAGS = 1 << 16  # how many calls may be outstanding on one connection before a t
 # Without them the client would lose what it has, or keep what it no longer wants.
 KEEPING = frozenset(("beat", "reduce", "release", "renew"))
 # What the calls take that can be long, in usual calls.
-UNITS = {"history": 100, "inspect": 100, "position": 100, "totals": 10}
+UNITS = {"history": 100, "inspect": 100, "position": 100, "supersede": 30, "totals": 10}
 
 
 class Script:

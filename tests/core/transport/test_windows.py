@@ -45,8 +45,13 @@ def server(own_server: OwnServer) -> Server:
 async def client(server: Server, make_client: MakeClient) -> Redlease:
     """A client of it, which does not take the pauses of these tests for a loss."""
     client = await make_client(url=server.url)
-    client._connection.be_patient_for(lambda: 1e9)
+    connection_of(client).be_patient_for(lambda: 1e9)
     return client
+
+
+def connection_of(client: Redlease) -> Any:
+    """Return its connection, or its cluster."""
+    return client._connection
 
 
 @pytest.fixture
@@ -71,7 +76,7 @@ async def flood(server: Server, client: Redlease, sent: list[str]) -> AsyncItera
     server.pause()
     sent.clear()
     tasks = [asyncio.create_task(client.lock(f"r{number}").acquire()) for number in range(TASKS)]
-    await eventually(lambda: client._connection._is_full)
+    await eventually(lambda: connection_of(client)._is_full)
     yield tasks
     server.resume()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -81,7 +86,7 @@ async def test_a_flood_leaves_few_calls_unanswered(
     server: Server, client: Redlease, flood: list[asyncio.Task[Any]], sent: list[str]
 ) -> None:
     """What is over the window waits in the client, and all of it is served in the end."""
-    connection = client._connection
+    connection = connection_of(client)
     await asyncio.sleep(0)
     assert len(connection._pending) == len(sent) == UNITS_FIRST
     server.resume()
@@ -126,7 +131,7 @@ async def test_a_connection_that_is_lost_with_unsent_calls(
     """What waits is repeated on the next connection, as what is unanswered is; each gets one permit."""
     releasing = asyncio.create_task(client.lock("warm").release("nobody's"))
     await asyncio.sleep(0)
-    connection: Any = client._connection
+    connection = connection_of(client)
     connection._driver._lost("cut by the test")
     assert not connection._pending
     assert not connection._is_full
@@ -144,7 +149,7 @@ async def test_unsent_releases_leave_with_the_client(
     await asyncio.sleep(0)
     releasing = asyncio.create_task(client.lock("warm").release("nobody's"))
     await asyncio.sleep(0)
-    await client._connection.close()
+    await connection_of(client).close()
     assert sent[UNITS_FIRST] == "release"
     releasing.cancel()
     for task in flood:
@@ -175,7 +180,7 @@ async def test_a_flood_at_a_cluster(engine: str, make_client: MakeClient) -> Non
                 return int(held.fence)
 
         assert len(await asyncio.gather(*map(enter, holds))) == 3 * TASKS
-        await eventually(lambda: all(not node._pending for node in client._connection._nodes.values()))
+        await eventually(lambda: all(not node._pending for node in connection_of(client)._nodes.values()))
 
 
 class Wire:
@@ -196,9 +201,9 @@ class Wire:
         """Nothing is open."""
 
 
-def ready(connection: Connection) -> Wire:
+def ready(connection: Any) -> Wire:
     """Let it write to a wire."""
-    wire: Any = Wire()
+    wire = Wire()
     connection._driver, connection.ready, connection._closed = wire, True, True
     connection._loop, connection._process = asyncio.get_running_loop(), os.getpid()
     return wire
@@ -319,9 +324,9 @@ async def test_a_hold_is_renewed_before_requests(
         server.pause()
         sent.clear()
         more = [asyncio.create_task(client.lock(f"s{number}").acquire()) for number in range(TASKS)]
-        await eventually(lambda: client._connection._is_full)
+        await eventually(lambda: connection_of(client)._is_full)
         lease_of(hold)._renew(clock.now_ms())
-        unanswered = len(client._connection._pending)
+        unanswered = len(connection_of(client)._pending)
         assert "renew" not in sent
         server.resume()
         await asyncio.gather(*more)
