@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import redis
@@ -25,12 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from redlease import AcquireTimeout, Rate, Redlease, RedleaseError, Semaphore
+from redlease.limits import METADATA_BYTES_MAX, Full
 from redlease.primitives.overview import Overview
 
 from filling import LARGE, Filling
 from server import any_binary, describe, running_server
 
-TASKS, WAITERS, KEYS = 20, 5000, 5000
+TASKS, FLOOD, WAITERS, KEYS = 20, 512, 5000, 5000
 SLOW_US = 300  # what the log of slow scripts has
 
 Attack = Callable[[Redlease, Filling], Awaitable[list[Callable[[], Awaitable[Any]]]]]
@@ -53,6 +55,55 @@ def lapsing(filling: Filling, name: str) -> Callable[[], Awaitable[None]]:
         filling.die(name, f"gone|{next(numbers)}")
 
     return lapse
+
+
+async def flood(client: Redlease, filling: Filling) -> list[Callable[[], Awaitable[Any]]]:  # noqa: ARG001
+    """Hundreds of tasks that take and give back a lock each."""
+    return [partial(hold, client.lock(f"r{number}")) for number in range(FLOOD)]
+
+
+async def metadata(client: Redlease, filling: Filling) -> list[Callable[[], Awaitable[Any]]]:
+    """Requests with the largest metadata, of which some wait and time out."""
+    filling.hold("r")
+    largest = {"m": "x" * (METADATA_BYTES_MAX - 1)}
+    lock, pool = client.lock("r"), client.semaphore("s", TASKS)
+
+    async def held() -> None:
+        async with pool.hold(metadata=largest):
+            pass
+
+    return [held, lambda: lock.acquire(metadata=largest, timeout=0.01)] * TASKS
+
+
+async def cancelled(client: Redlease, filling: Filling) -> list[Callable[[], Awaitable[Any]]]:
+    """Requests that are cancelled at once."""
+    filling.hold("r")
+    lock = client.lock("r")
+
+    async def ask() -> None:
+        task = asyncio.create_task(lock.acquire())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    return [ask] * TASKS
+
+
+async def tries(client: Redlease, filling: Filling) -> list[Callable[[], Awaitable[Any]]]:
+    """`try_acquire` without a pause, on a lock that is held and has many waiters."""
+    filling.hold("r")
+    filling.wait("r", [""] * WAITERS)
+    return [client.lock("r").try_acquire] * TASKS
+
+
+async def replacing(client: Redlease, filling: Filling) -> list[Callable[[], Awaitable[Any]]]:  # noqa: ARG001
+    """Requests of which each replaces who holds, or who waits, of the same key."""
+    pool, numbers = client.semaphore("r", 1), itertools.count()
+
+    async def replace(mode: Full) -> None:
+        await pool.acquire(key=f"k{next(numbers) % 10}", timeout=1, when_full=mode)
+
+    return [partial(replace, "replace-holder"), partial(replace, "replace-waiter")] * (TASKS // 2)
 
 
 async def full(client: Redlease, filling: Filling) -> list[Callable[[], Awaitable[Any]]]:
@@ -90,7 +141,7 @@ async def dead_heads(client: Redlease, filling: Filling) -> list[Callable[[], Aw
     return [lambda: hold(pool, f"k{next(numbers) % KEYS}")] * TASKS
 
 
-async def hold(pool: Semaphore, key: str) -> None:
+async def hold(pool: Semaphore, key: str | None = None) -> None:
     """Takes a unit and gives it back."""
     async with pool.hold(key=key, timeout=1):
         pass
@@ -115,6 +166,11 @@ async def rates(client: Redlease, filling: Filling) -> list[Callable[[], Awaitab
 
 
 ATTACKS: dict[str, Attack] = {
+    "flood": flood,
+    "metadata": metadata,
+    "cancelled": cancelled,
+    "try_acquire": tries,
+    "replace": replacing,
     "max_waiters": full,
     "max_waiters_per_key": full_key,
     "timeout=0.001": short,

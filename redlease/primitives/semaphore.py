@@ -442,7 +442,7 @@ class Semaphore(ResourceControl):
 
     def _timer(self, waiting: PendingAcquire, timeout_ms: int) -> asyncio.TimerHandle:
         limit_ms = timeout_ms or self._connection.limit_ms  # with 0 the server grants or refuses at once
-        return asyncio.get_running_loop().call_later(limit_ms / 1000, waiting.time_out, limit_ms)
+        return asyncio.get_running_loop().call_later(limit_ms / 1000, waiting.time_out, limit_ms, timeout_ms > 0)
 
 
 class Lock(Semaphore):

@@ -11,17 +11,25 @@ from importlib import resources
 
 TAGS = 1 << 16  # how many calls may be outstanding on one connection before a tag repeats
 
+# Without them the client would lose what it has, or keep what it no longer wants.
+KEEPING = frozenset(("beat", "reduce", "release", "renew"))
+# What the calls take that can be long, in usual calls.
+UNITS = {"history": 100, "inspect": 100, "position": 100, "supersede": 30, "totals": 10}
+
 
 class Script:
     """One operation: its text, its digest, and how many keys and arguments it takes.
 
     `deliver_after_pushes`: its reply is delivered after the messages that were read with it, so that the tasks of new
-    holders start before the task that released.
+    holders start before the task that released. `goes_first`: it keeps alive or gives back what the client has, so no
+    call of another kind is sent before it. `units`: what it costs the server at most, in usual calls.
     """
 
     def __init__(self, name: str, args: str, text: str, keys: int = 4, *, deliver_after_pushes: bool = False) -> None:
         self.name = name
         self.deliver_after_pushes = deliver_after_pushes
+        self.goes_first = name in KEEPING
+        self.units = UNITS.get(name, 1)
         self.args = ("tag", *args.split())
         self.text = text
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

@@ -24,7 +24,7 @@ from redlease.protocol.encoding import Resource
 from redlease.protocol.faults import ErrorReply
 from redlease.protocol.replies import Granted, Message, Queued, Status
 from redlease.protocol.snapshots import LOOKS_AT_ONCE
-from redlease.transport.base import CLOSED, Reached, Reply, Transport, everything
+from redlease.transport.base import CLOSED, PATIENCE_MS, Reached, Reply, Transport, everything
 
 from . import refusals
 from .crowding import Crowd, Crowds
@@ -81,15 +81,21 @@ class PendingAcquire:
             return False
         place = session.places.get(resource.state_key)
         self._asked_from = asked_from = (session.name or session.take_name()) if place is None else place.name
-        self.sent = True
         tail = arguments.acquire_tail(ask, asked_from, was_queued=self.place is not None)
-        link.send(
+        if link.send(
             resource,
             scripts.ACQUIRE_FOR_KEY if ask.key else scripts.ACQUIRE,
             tail,
             partial(self._answered, now_ms, asked_from),
-        )
+            self._departs,
+        ):
+            self.sent = True
         return True
+
+    def _departs(self) -> bool:
+        """Tells whether it is still to be sent, after it had to wait for that."""
+        self.sent = self.sent or not self.future.done()
+        return not self.future.done()
 
     def _answered(self, sent_ms: float, asked_from: str, reply: Reply) -> None:
         if reply is None:
@@ -239,16 +245,18 @@ class PendingAcquire:
         if refusal is not None:
             self.fail(refusal)
 
-    def time_out(self, timeout_ms: float) -> None:
-        """Fails the request because its `timeout` is over."""
+    def time_out(self, timeout_ms: float, may_wait: bool = True) -> None:
+        """Fails the request because its `timeout` is over, or else the time for a call that may not wait."""
         resource, connection = self.ask.resource, self.session.connection
-        is_ready = connection.endpoint_for(resource).ready
-        if self.sequence is None and self.found_full and is_ready:
+        link = connection.endpoint_for(resource)
+        # A server may be there, and need longer for an answer than a short timeout lasts.
+        is_late = may_wait and min(timeout_ms, link.silent_ms) < PATIENCE_MS[0]
+        if self.sequence is None and self.found_full and link.ready:
             self.fail(refusals.refused(self.ask, Status.FULL, self.found_full))
-        elif self.sequence is None or not is_ready:
+        elif not link.ready or (self.sequence is None and not is_late):
             self.fail(connection.unavailable(resource, self.ask.ticket, timeout_ms))
         else:
-            self.fail(refusals.timed_out(self.ask, timeout_ms))
+            self.fail(refusals.timed_out(self.ask, timeout_ms, is_queued=self.sequence is not None))
 
 
 class Session:

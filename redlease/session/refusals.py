@@ -52,13 +52,13 @@ def weight_never_fits(ask: AcquireRequest, most: int, *, of_key: bool = False) -
     return NeverFits(message, resource=name, ticket=ticket)
 
 
-def timed_out(ask: AcquireRequest, timeout_ms: float) -> AcquireTimeout:
-    """Returns the error for a queued request that was not granted within its timeout."""
+def timed_out(ask: AcquireRequest, timeout_ms: float, *, is_queued: bool) -> AcquireTimeout:
+    """Returns the error for a request that was not granted within its timeout, perhaps not even answered."""
     name = ask.resource.name
-    message = (
-        f"resource {name!r}: no permit within {timeout_ms / 1000:g} s: others hold it or are ahead in the queue; "
-        "`inspect()` shows them. The request is out of the queue"
-    )
+    why = "the server had not answered the request by then. It is given up"
+    if is_queued:
+        why = "others hold it or are ahead in the queue; `inspect()` shows them. The request is out of the queue"
+    message = f"resource {name!r}: no permit within {timeout_ms / 1000:g} s: {why}"
     return AcquireTimeout(message, resource=name, ticket=ask.ticket)
 
 

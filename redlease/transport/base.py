@@ -9,6 +9,7 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from redis.asyncio import ConnectionPool
@@ -25,6 +26,7 @@ from redlease.protocol.scripts import Script
 Reply = list[Any] | ErrorReply | None
 T = TypeVar("T")
 OnReply = Callable[[Reply], None]
+Departs = Callable[[], bool]
 Reached = Callable[[Resource], bool]
 
 # How long a call may stay unanswered before the connection counts as half-open, at least and at most; within that, the
@@ -44,6 +46,10 @@ def backed_off(first: float, times: int, most: float) -> float:
 def settles(future: asyncio.Future[T]) -> Callable[[T], None]:
     """Returns a callback that sets the future's result, unless the future is done."""
     return lambda result: None if future.done() else future.set_result(result)
+
+
+def _is_waited_for(future: asyncio.Future[Any]) -> bool:
+    return not future.done()
 
 
 class Patience:
@@ -105,7 +111,17 @@ class Endpoint(Protocol):
     def ready(self) -> bool: ...
     @property
     def refusal(self) -> RedleaseError | None: ...
-    def send(self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply) -> None: ...
+    @property
+    def silent_ms(self) -> float: ...  # since something was read, or since the first call after a pause
+    def send(
+        self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply, departs: Departs | None = None
+    ) -> bool:
+        """Sends a script call with the current batch; `tail`: its arguments after the tag. Only while `ready`.
+
+        Returns False if it waits until others are answered. Then `departs` is called right before it is sent, and tells
+        whether anybody still waits for it; else it is dropped, and `on_reply` is not called.
+        """
+        ...
 
 
 class Transport(ABC):
@@ -203,7 +219,7 @@ class Transport(ABC):
             link = self.endpoint_for(resource)
             future: asyncio.Future[Reply] = loop.create_future()
             if link.ready:
-                link.send(resource, script, tail, settles(future))
+                link.send(resource, script, tail, settles(future), partial(_is_waited_for, future))
             else:
                 future.set_result(None)
             futures.append(future)
@@ -232,7 +248,7 @@ class Transport(ABC):
 
     async def _ask(self, resource: Resource, script: Script, tail: bytes) -> Reply:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.endpoint_for(resource).send(resource, script, tail, settles(future))
+        self.endpoint_for(resource).send(resource, script, tail, settles(future), lambda: not future.done())
         return await future
 
     def unavailable(self, resource: Resource, ticket: str | None, within_ms: float | None) -> Unavailable:

@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable, Iterable
 from time import monotonic
+from typing import Any
 
 from redis import exceptions
 from redis.asyncio import ConnectionPool
@@ -26,7 +27,7 @@ from redlease.protocol.faults import ErrorReply
 from redlease.protocol.scripts import Script
 
 from .addresses import Address, Servers
-from .base import Endpoint, OnReply, Patience, Reached, Transport, backed_off, end, everything
+from .base import Endpoint, Patience, Reached, Transport, backed_off, end, everything
 from .connection import BACKOFF_S
 from .handshake import explain, is_mistake, refusal_of
 from .node import ImportingNode, Node
@@ -51,8 +52,9 @@ class NoMaster:
     pool = None
     ready = False
     refusal: RedleaseError | None = None
+    silent_ms = 0.0
 
-    def send(self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply) -> None:  # noqa: ARG002
+    def send(self, *_: Any) -> bool:
         raise RuntimeError("only a link that is ready can be called")
 
 

@@ -32,9 +32,11 @@ from redlease.protocol.faults import ErrorReply
 from redlease.protocol.replies import ServerInfo
 from redlease.protocol.scripts import Script
 
-from .base import PATIENCE_MS, OnReply, Patience, Reply, Transport, backed_off, end, settles
+from .base import PATIENCE_MS, Departs, OnReply, Patience, Reply, Transport, backed_off, end, settles
 from .driver import Driver, ReplyError, open_driver
 from .handshake import explain, is_mistake, look_at_eviction, probe, read_server, refusal_of, settle_exchange
+from .unsent import Unsent
+from .window import Window
 
 logger = logging.getLogger("redlease")
 
@@ -78,11 +80,17 @@ class Connection(Transport):
         self._listeners: dict[bytes, list[Callable[[bytes], None]]] = {}
         self._driver: Driver | None = None
         # Calls without a reply, in the order sent: the tag that the reply must carry (None: not a script; "": a
-        # subscription, which is answered by a push), the callback, and whether it runs after the pushes of that read.
-        self._pending: deque[tuple[bytes | None, OnReply, bool]] = deque()
+        # subscription, which is answered by a push), the callback, whether it runs after the pushes of that read, and
+        # the units of the window that it takes up.
+        self._pending: deque[tuple[bytes | None, OnReply, bool, int]] = deque()
         self._handed_on: deque[tuple[OnReply, Reply]] = deque()
+        self._window = Window()
+        self._room = self._window.size  # for how many units more
+        self._room_left = 0  # while calls wait: the room after the last write
+        self._unsent = Unsent()
+        self._is_full = False  # whether calls wait in `_unsent`
         self._out: list[bytes] = []
-        self._enough = 1  # how many calls make the next write in this iteration of the loop
+        self._enough: float = 1  # how many calls make the next write in this iteration of the loop
         self._tag = 0
         self._changed: asyncio.Event = asyncio.Event()
         self._lost: asyncio.Event = asyncio.Event()
@@ -105,15 +113,44 @@ class Connection(Transport):
     def master_pools(self) -> list[ConnectionPool]:
         return [self.pool]
 
-    def send(self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply) -> None:
-        """Sends a script call with the current batch; `tail`: its arguments after the tag. Only while `ready`."""
+    def send(
+        self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply, departs: Departs | None = None
+    ) -> bool:
+        if self._is_full or self._room <= 0:  # not `has_room`, for speed
+            if not self._is_full:
+                self._is_full, self._room_left = True, self._room
+                self._window.begin(self._window.size - self._room)
+            self._unsent.add((resource, script, tail, on_reply, departs))
+            return False
         self._tag = number = (self._tag + 1) % scripts.TAGS
         tag = b"%04x" % number
         command = b"%b%b$4\r\n%b\r\n%b" % (script.head, resource.packed_keys, tag, tail)
-        self._enqueue(command, tag, on_reply, script.deliver_after_pushes)
+        self._room -= script.units
+        self._enqueue(command, tag, on_reply, script.deliver_after_pushes, script.units)
+        return True
 
-    def _enqueue(self, data: bytes, tag: bytes | None, on_reply: OnReply, deliver_after_pushes: bool = False) -> None:
-        self._pending.append((tag, on_reply, deliver_after_pushes))
+    @property
+    def has_room(self) -> bool:
+        """Whether a call is sent at once."""
+        return not self._is_full and self._room > 0
+
+    def _send_waiting(self) -> None:
+        """Sends the calls that waited, as many as there is room for, in one write."""
+        window = self._window
+        is_measured = window.answered(self._room - self._room_left)
+        self._room += window.change if is_measured else 0
+        self._is_full, self._enough = False, math.inf
+        while self._room > 0 and (call := self._unsent.next()) is not None:
+            Connection.send(self, *call)  # not a subclass's, through which it has been
+        self._is_full, self._room_left = bool(self._unsent), self._room
+        if is_measured:
+            window.begin(window.size - self._room)
+        self._end_turn()
+
+    def _enqueue(
+        self, data: bytes, tag: bytes | None, on_reply: OnReply, deliver_after_pushes: bool = False, units: int = 0
+    ) -> None:
+        self._pending.append((tag, on_reply, deliver_after_pushes, units))
         out = self._out
         out.append(data)
         if len(out) >= self._enough:
@@ -142,6 +179,10 @@ class Connection(Transport):
         # A forked child shares the socket: its copies of the tasks must not send anything in the parent's name.
         if self._driver is not None and out and self._process == os.getpid():
             self._driver.write(b"".join(out))
+
+    @property
+    def silent_ms(self) -> float:
+        return (monotonic() - self._heard_at) * 1000
 
     def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
         self._shortest_ms = shortest_ms
@@ -211,7 +252,7 @@ class Connection(Transport):
         if not self._pending:
             self._abort("the server sent a reply that nobody asked for")
             return
-        tag, on_reply, deliver_after_pushes = self._pending[0]
+        tag, on_reply, deliver_after_pushes, units = self._pending[0]
         if type(reply) is ReplyError:
             reply = ErrorReply(str(reply))
             if reply.needs_new_connection and self.ready:
@@ -223,6 +264,9 @@ class Connection(Transport):
             self._abort("the server sent a reply that answers another call")
             return
         self._pending.popleft()
+        self._room += units
+        if self._is_full and self._room >= self._window.half:
+            self._send_waiting()  # so that the server works on these while the other replies are handled here
         if deliver_after_pushes:
             self._handed_on.append((on_reply, reply))
             return
@@ -242,6 +286,8 @@ class Connection(Transport):
         self._heard_at = monotonic()
         while self._handed_on:
             self._answer(*self._handed_on.popleft())
+        if self._is_full:
+            self._send_waiting()
 
     def _load_again(self) -> None:
         """Loads the scripts again after SCRIPT FLUSH; callers repeat the calls that failed."""
@@ -292,9 +338,14 @@ class Connection(Transport):
             self._driver = None
         self._out.clear()
         self._enough = 1
+        self._is_full = False
         self.on_read()
-        while self._pending:
-            self._answer(self._pending.popleft()[1], None)
+        unanswered = [on_reply for _, on_reply, *_ in self._pending] + self._unsent.clear()
+        self._pending.clear()
+        self._window = Window()  # the next connection may lead elsewhere
+        self._room = self._window.size
+        for on_reply in unanswered:
+            self._answer(on_reply, None)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         self._patience_ms = self.patience_ms
@@ -351,7 +402,8 @@ class Connection(Transport):
             return  # its tasks belong to another loop or process
         if self._watchdog is not None:
             self._watchdog.cancel()
-        self._write()
+        self._room = scripts.TAGS  # for all that waits: no answer is waited for any more
+        self._send_waiting()
         try:
             if self._task is not None:
                 await end(self._task)

@@ -17,7 +17,7 @@ from redlease.protocol.faults import ErrorReply
 from redlease.protocol.scripts import Script
 
 from .addresses import Address
-from .base import OnReply, Reply
+from .base import Departs, OnReply, Reply
 from .connection import Connection
 
 logger = logging.getLogger("redlease")
@@ -99,18 +99,30 @@ class Node(Connection):
         """Whether the watchdog runs, since calls are unanswered."""
         return self._watchdog is not None
 
-    def send(self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply) -> None:
-        super().send(resource, script, tail, partial(self._answered, resource.state_key, on_reply))
+    def send(
+        self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply, departs: Departs | None = None
+    ) -> bool:
+        return super().send(resource, script, tail, partial(self._answered, resource.state_key, on_reply), departs)
 
     def _answered(self, key: bytes, on_reply: OnReply, reply: Reply) -> None:
         if type(reply) is ErrorReply:
             reply = self._owner.redirected(self, encoding.hash_tag(key), reply)
         on_reply(reply)
 
-    def send_asking(self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply) -> None:
-        """Sends a call on keys of a slot that the node is importing."""
-        self._enqueue(encoding.plain("ASKING"), None, lambda _: None)
-        self.send(resource, script, tail, on_reply)
+    def send_asking(
+        self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply, departs: Departs | None = None
+    ) -> bool:
+        """Sends a call on keys of a slot that the node is importing, right behind the command that allows it."""
+
+        def asking() -> bool:
+            if departs is not None and not departs():
+                return False
+            self._enqueue(encoding.plain("ASKING"), None, lambda _: None)
+            return True
+
+        if self.has_room:
+            self._enqueue(encoding.plain("ASKING"), None, lambda _: None)
+        return self.send(resource, script, tail, on_reply, asking)
 
     # Messages
 
@@ -209,5 +221,9 @@ class ImportingNode:
     def refusal(self) -> RedleaseError | None:
         return self._node.refusal
 
-    def send(self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply) -> None:
-        self._node.send_asking(resource, script, tail, on_reply)
+    @property
+    def silent_ms(self) -> float:
+        return self._node.silent_ms
+
+    def send(self, *call: Any) -> bool:
+        return self._node.send_asking(*call)

@@ -73,7 +73,7 @@ def test_replies_and_pushes_never_stop_the_connection(said: list[Any], pushes: l
     connection = Connection(ConnectionPool(), "p", lambda: None, lambda payload: None)
     got: list[Any] = []
     for number in range(3):
-        connection._pending.append((b"%04x" % number, got.append, False))
+        connection._pending.append((b"%04x" % number, got.append, False, 0))
     for push in pushes:
         connection.on_push(push)
     for reply in said:

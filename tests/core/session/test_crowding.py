@@ -124,7 +124,7 @@ async def test_who_waits_for_an_answer_during_an_outage(full: Semaphore, own: Se
     """A timeout that ends while the server is away says so; when it is back, everybody has an answer."""
     own.pause()
     try:
-        tasks = [asyncio.create_task(full.acquire(key="k", timeout=0.2)) for _ in range(2)]
+        tasks = [asyncio.create_task(full.acquire(key="k", timeout=0.4)) for _ in range(2)]
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         own.resume()

@@ -20,7 +20,7 @@ from redlease.protocol.scripts import SCRIPTS, Script
 from redlease.session.leases import LeaseKeeper
 from redlease.session.queueing import Session
 from redlease.tickets import Tickets
-from redlease.transport.base import OnReply, Transport
+from redlease.transport.base import Departs, OnReply, Transport
 
 from helpers import eventually
 
@@ -44,6 +44,7 @@ class Wire(Transport):
     scripts = SCRIPTS
     trouble = ""
     refusal: RedleaseError | None = None
+    silent_ms = 0.0
 
     def __init__(self) -> None:
         """No call yet."""
@@ -58,10 +59,13 @@ class Wire(Transport):
         del resource
         return self
 
-    def send(self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply) -> None:
+    def send(
+        self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply, departs: Departs | None = None
+    ) -> bool:
         """Keep the call."""
-        del resource, tail
+        del resource, tail, departs
         self.calls.append((script.name, on_reply))
+        return True
 
     def master_pools(self) -> list[ConnectionPool]:
         """There is no server."""
