@@ -1,4 +1,4 @@
-"""A script that stops with an error at any of its commands: nobody holds more than there is, and all is served again."""
+"""A script that stops with an error at any of its commands: nobody holds more than there is, and all are served."""
 
 from __future__ import annotations
 
