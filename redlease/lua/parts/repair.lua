@@ -8,8 +8,8 @@
 -- A call that an error stops half-way leaves no field e, see `writes` in state.lua. So does a repair, which writes e with its last command.
 --
 -- A permit stays if its entry and its record are there. An entry without a record becomes \255?<ticket>, which keeps one unit until the
--- lease would end; one that still has the record of a waiter is removed, since the call that wrote it was stopped before it told anybody.
--- What stands for a limit of no units gets its record again, other limits without one are removed. A waiter stays if it fits to those before it.
+-- lease would end; one that still has the record of a waiter is removed, since the call that wrote it was stopped before it published the grant.
+-- A limit of no units gets its record again, other limits without one are removed. A waiter stays if it fits to those before it.
 -- If none does, or more wait than a call may look at, all places lapse, so that the clients queue again.
 was.stored, was.waiting = call('HLEN', state), call('ZCARD', queue) -- no locals: each makes every call allocate more
 was.is_damaged = was.stored ~= was.count + used - excess + was.waiting + turns.count + turns.keys
