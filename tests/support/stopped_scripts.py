@@ -54,8 +54,8 @@ class FakeStopping(FakeEngine):
 class RealStopping(RealEngine):
     """Runs them on a server."""
 
-    def __init__(self, server: Server) -> None:
-        super().__init__(server, STOPPING)
+    def __init__(self, server: Server, scripts: Mapping[str, Script] = STOPPING) -> None:
+        super().__init__(server, scripts)
 
 
 class HeardCalls(DrawnCalls):

@@ -25,7 +25,7 @@
 --
 -- All keys expire at the same time, so that none outlives the keys it depends on.
 -- Redis may lose any key, field or member alone. So a script takes what is missing for what it means without it, and repair.lua, which
--- all that write begin with, finds the loss. The fast paths need e and c, and an e that is not negative: a lost entry without
+-- all that write begin with, finds the loss. An error may stop a script between any two of its commands: e is missing until all that belongs together is written. The fast paths need e and c, and an e that is not negative: a lost entry without
 -- weight would have them grant too much.
 -- This is form 1 of what is stored. A later form has minus its number in k, with which no fast path goes on and all others refuse.
 --

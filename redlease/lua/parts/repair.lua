@@ -5,11 +5,11 @@
 -- every call compares. Losses that outweigh each other are found by a check of everything, which a small resource gets once in the
 -- time that `read` was told, and by what comes upon one of them: it sets field v to 0.
 --
--- A call that an error stops half-way leaves no field e, see `begin` in state.lua. So does a repair, which writes e with its last command.
+-- A call that an error stops half-way leaves no field e, see `writes` in state.lua. So does a repair, which writes e with its last command.
 --
 -- A permit stays if its entry and its record are there. An entry without a record becomes \255?<ticket>, which keeps one unit until the
--- lease would end; one that still has the record of a waiter is removed, since the call that wrote it was stopped before it told anybody.
--- What stands for a limit of no units gets its record again, other limits without one are removed. A waiter stays if it fits to those before it.
+-- lease would end; one that still has the record of a waiter is removed, since the call that wrote it was stopped before it published the grant.
+-- A limit of no units gets its record again, other limits without one are removed. A waiter stays if it fits to those before it.
 -- If none does, or more wait than a call may look at, all places lapse, so that the clients queue again.
 was.stored, was.waiting = call('HLEN', state), call('ZCARD', queue) -- no locals: each makes every call allocate more
 was.is_damaged = was.stored ~= was.count + used - excess + was.waiting + turns.count + turns.keys
@@ -18,7 +18,7 @@ if was.is_damaged or (was.is_due and was.stored > 0 and was.stored <= 200) then
 (function() -- a function of its own, so that its locals enlarge no other call's stack
 local OF_KEYS, HEADS, REST = 4503599627370496, 2251799813685248, 4503599627370496 -- see queue.lua and turns.lua
 local CHUNK = 100 -- fields and values of one command
-local LONG = 100000 -- waiters: some 0.5 s in which the server does nothing else
+local LONG = 100000 -- waiters: some 1 s in which the server does nothing else
 local LARGE = 131072 -- bytes of records: some 1 ms, the most for a check where nothing tells of a loss
 local is_damaged = was.is_damaged
 local wanted, count, changed = {}, 0, {} -- the fields to be stored, how many, and those that are to be written

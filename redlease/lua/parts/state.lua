@@ -62,7 +62,7 @@ function writes.begin()
   call('HDEL', state, 'e')
 end
 
--- Keeps a message until what it tells is stored: nobody is told of a grant by a call that is stopped half-way.
+-- Keeps a message until its grant is stored: a call that is stopped half-way publishes none.
 function writes.add_grant(place, message)
   writes[#writes + 1] = place
   writes[#writes + 1] = message

@@ -12,6 +12,7 @@ from unittest import mock
 import loss_cases
 import pytest
 import redis
+from stopped_scripts import History, RealStopping, stopping
 
 import redlease
 from redlease.protocol import scripts
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 BUGS = sorted((Path(__file__).parents[3] / "proof" / "bugs").glob("*.patch"))
 BUGS_OF_REPAIR = sorted((Path(__file__).parents[3] / "proof" / "bugs" / "repair").glob("*.patch"))
+BUGS_OF_STOPPED = sorted((Path(__file__).parents[3] / "proof" / "bugs" / "stopped").glob("*.patch"))
 RESOURCES, CALLS_EACH = 1000, 250
 # The first resource of a search from 0 on that shows a bug which few of them show: to begin with it spares minutes.
 RARE = {
@@ -81,4 +83,19 @@ def test_a_planted_bug_of_the_repair_is_caught(server: Server, patch: Path, tmp_
             loss_cases.lose_each(engine, kind)
         for number in range(RESOURCES):
             loss_cases.play(engine, 0, number)
+    logger.info("%s: %s", patch.stem, str(caught.value).partition("\n")[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("real_engine", ["valkey9"])
+@pytest.mark.parametrize("patch", BUGS_OF_STOPPED, ids=lambda patch: patch.stem)
+def test_a_planted_bug_of_stopped_calls_is_caught(server: Server, patch: Path, tmp_path: Path) -> None:
+    """After a call that an error stopped, too much is held, or not all is served."""
+    buggy = planted(patch, tmp_path)
+    assert any(script.text != buggy[script.name].text for script in scripts.SCRIPTS)
+    stopped = {name: stopping(script) for name, script in buggy.items()}
+    with RealStopping(server, stopped) as engine, pytest.raises(AssertionError) as caught:
+        for number in range(RESOURCES):
+            History(engine, "planted", number).stop_each()
     logger.info("%s: %s", patch.stem, str(caught.value).partition("\n")[0])

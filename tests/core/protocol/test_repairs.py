@@ -54,7 +54,7 @@ def test_one_waiter_whose_record_is_lost_leaves_alone(crowd: Crowd) -> None:
     assert crowd.waiting() == [*before[:3], *before[4:], "later"]
 
 
-def test_a_waiter_that_does_not_fit_is_told(crowd: Crowd) -> None:
+def test_a_waiter_that_does_not_fit_is_notified(crowd: Crowd) -> None:
     """One whose key was lost leaves the queue, and its client learns at once that it has to ask again."""
     crowd.hold()
     crowd.wait(["k", "k", "l"])

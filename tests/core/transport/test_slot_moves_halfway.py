@@ -136,7 +136,8 @@ def test_a_request_that_is_stopped_has_granted_the_one_before_it(moving: Moving)
         moving.begin()
         assert "non local key" in moving.ask("x", 6)[0]
         message = heard.get_message(timeout=5)
-        assert message and message["data"].startswith(b"g hheavy "), message
+        assert message
+        assert message["data"].startswith(b"g hheavy ")
         heard.close()
     moving.arrive()
     assert moving.ask("x", 6, 0)[0] == Status.BUSY
