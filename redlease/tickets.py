@@ -27,7 +27,7 @@ from .protocol import scripts
 from .protocol.arguments import WITHOUT_KEY, AcquireRequest, Terms, Turn, label, pack_terms
 from .protocol.encoding import Resource, keys_pattern, pack
 from .protocol.histories import PAGE_ENTRIES, read_entries
-from .protocol.replies import Freed, Granted, LimitSet, Message, Occupancy, Queued, Status, Totals, read_totals
+from .protocol.replies import Freed, Granted, LimitSet, Message, Occupancy, Queued, Resized, Status, Totals, read_totals
 from .protocol.scripts import Script, read_lua
 from .protocol.snapshots import CHECKED_MOST, LIMIT_WORDS, LOSSES_MOST, Reading, allowed
 from .session.leases import PendingRelease, Released
@@ -379,18 +379,10 @@ class Tickets:
         place, wait_ms = (await self._connection.call(resource, scripts.POSITION, ticket, ticket=ticket)).values
         return None if place < 0 else Position(place, None if wait_ms < 0 else wait_ms / 1000)
 
-    async def resize(self, resource: Resource, capacity: int, *, idle_ttl_ms: int) -> bool:
-        """Sets the capacity; returns whether there is more to do than one call may.
-
-        Raises:
-            ValueError: The resource is a lock or a read-write lock.
-        """
+    async def resize(self, resource: Resource, capacity: int, *, idle_ttl_ms: int) -> Resized:
+        """Sets the capacity, unless the resource is a lock or a read-write lock."""
         answer = await self._connection.call(resource, scripts.RESIZE, capacity, idle_ttl_ms)
-        more, *declared = answer.values
-        if declared:
-            kind = "a lock: its processes declare a capacity of 1" if declared == [1] else "a read-write lock"
-            raise ValueError(f"{resource.name!r} cannot be resized to {capacity}: it is {kind}")
-        return bool(more)
+        return Resized(*answer.values)
 
     async def limit(
         self,

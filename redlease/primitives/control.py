@@ -109,7 +109,11 @@ class ResourceControl:
                 what excludes others stays so. Nothing was changed.
         """
         limits.checked_count("capacity", capacity)
-        if await self._tickets.resize(self._resource, capacity, idle_ttl_ms=self._terms.idle_ttl_ms):
+        done = await self._tickets.resize(self._resource, capacity, idle_ttl_ms=self._terms.idle_ttl_ms)
+        if done.refused_for:
+            kind = "a lock: its processes declare a capacity of 1" if done.refused_for == 1 else "a read-write lock"
+            raise ValueError(f"{self.name!r} cannot be resized to {capacity}: it is {kind}")
+        if done.more:
             self._session.keeper.follow_up(self._resource, self._terms)
 
     # Limits

@@ -113,6 +113,13 @@ class LimitSet(NamedTuple):
     more: int
 
 
+class Resized(NamedTuple):
+    """Whether there is more to do. `refused_for`: the capacity that a lock or a read-write lock declares, else 0."""
+
+    more: int
+    refused_for: int = 0
+
+
 def read_totals(resource: str, values: list[Any]) -> Totals | RedleaseError:
     """Returns the numbers, or the error of a resource whose state has none: redlease did not write it."""
     if len(values) == len(Totals._fields) and all(type(value) is int for value in values):

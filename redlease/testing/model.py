@@ -28,14 +28,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from redlease.limits import CAPACITY_MAX
 from redlease.protocol.replies import Status
 from redlease.protocol.snapshots import FOR_GOOD_MS
 
 from .entries import Entry, Limit, claimed, claimed_by_waiter, is_late, read_asked
-from .resource import ResourceState
-
-EXCLUSIVE = (1, CAPACITY_MAX)  # what locks and read-write locks declare
+from .resource import EXCLUSIVE, ResourceState
 
 Reply = list[Any]  # what a call replies after its tag
 
@@ -149,13 +146,11 @@ class Model(ResourceState):
     def terms(self, capacity: int, *, declares: bool) -> tuple[int, int]:
         """Return the capacity, and the last declared one, after a request that declares one.
 
-        A declaration that is the last one once more undoes no resize. The first one does not either, but for a lock or
-        a read-write lock.
+        One that is the last once more undoes no resize, nor does the first one, but for a lock or a read-write lock.
         """
         if capacity == self.declared or not declares:
             return self.capacity, self.declared
-        counts = self.declared or not self.capacity or capacity in EXCLUSIVE
-        return capacity if counts else self.capacity, capacity
+        return capacity if self.declared or not self.capacity or capacity in EXCLUSIVE else self.capacity, capacity
 
     def refusal_of_repeat(self, live: Entry | None, request: str, place: str, weight: int, key: str) -> Reply:
         """Return the reply to a late copy, or to a request that differs from an earlier one; empty if it is neither."""

@@ -6,8 +6,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Self
 
+from redlease.limits import CAPACITY_MAX
+
 from .entries import Delay, Entry, Limit
 from .turns import Turns, is_barred
+
+EXCLUSIVE = (1, CAPACITY_MAX)  # what locks and read-write locks declare, which no resize changes
 
 
 @dataclass
