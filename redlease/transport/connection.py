@@ -35,8 +35,7 @@ from redlease.protocol.scripts import Script
 from .base import PATIENCE_MS, Departs, OnReply, Patience, Reply, Transport, backed_off, end, settles
 from .driver import Driver, ReplyError, open_driver
 from .handshake import explain, is_mistake, look_at_eviction, probe, read_server, refusal_of, settle_exchange
-from .unsent import Unsent
-from .window import Window
+from .window import Unsent, Window
 
 logger = logging.getLogger("redlease")
 
@@ -85,8 +84,7 @@ class Connection(Transport):
         self._pending: deque[tuple[bytes | None, OnReply, bool, int]] = deque()
         self._handed_on: deque[tuple[OnReply, Reply]] = deque()
         self._window = Window()
-        self._room = self._window.size  # for how many units more
-        self._room_left = 0  # while calls wait: the room after the last write
+        self._room, self._room_left = self._window.size, 0  # for units more; as it was after the last write while full
         self._unsent = Unsent()
         self._is_full = False  # whether calls wait in `_unsent`
         self._out: list[bytes] = []
