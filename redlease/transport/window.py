@@ -12,9 +12,11 @@ own requests and looks costs it a permit. What nobody waits for any more is not 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from time import monotonic
 
+from redlease.protocol import scripts
 from redlease.protocol.encoding import Resource
 from redlease.protocol.scripts import Script
 
@@ -109,3 +111,74 @@ class Unsent:
         self._first.clear()
         self._others.clear()
         return callbacks
+
+
+class Windowed(ABC):
+    """A connection's calls of scripts, as many at a time as its window allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unsent = Unsent()
+        self._tag = 0
+        self._reset_window()
+
+    def _reset_window(self) -> list[OnReply]:
+        """Makes a new window, as the next connection may lead elsewhere; returns the callbacks of unsent calls."""
+        self._window = Window()
+        self._room, self._room_left = self._window.size, 0  # for units more; as it was after the last write while full
+        self._is_full = False  # whether calls wait in `_unsent`
+        self._enough: float = 1  # how many calls make the next write in this iteration of the loop
+        return self._unsent.clear()
+
+    def send(
+        self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply, departs: Departs | None = None
+    ) -> bool:
+        if self._is_full or self._room <= 0:  # not `has_room`, for speed
+            if not self._is_full:
+                self._is_full, self._room_left = True, self._room
+                self._window.begin(self._window.size - self._room)
+            self._unsent.add((resource, script, tail, on_reply, departs))
+            return False
+        self._tag = number = (self._tag + 1) % scripts.TAGS
+        tag = b"%04x" % number
+        command = b"%b%b$4\r\n%b\r\n%b" % (script.head, resource.packed_keys, tag, tail)
+        self._room -= script.units
+        self._enqueue(command, tag, on_reply, script.deliver_after_pushes, script.units)
+        return True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a call is sent at once."""
+        return not self._is_full and self._room > 0
+
+    def _send_waiting(self) -> None:
+        """Sends the calls that waited, as many as there is room for, in one write."""
+        window = self._window
+        is_measured = window.answered(self._room - self._room_left)
+        self._room += window.change if is_measured else 0
+        self._is_full, self._enough = False, math.inf
+        while self._room > 0 and (call := self._unsent.next()) is not None:
+            Windowed.send(self, *call)  # not a subclass's, through which it has been
+        self._is_full, self._room_left = bool(self._unsent), self._room
+        if is_measured:
+            window.begin(window.size - self._room)
+        self._end_turn()
+
+    def _send_all(self) -> None:
+        """Sends all that waits, as nobody waits for answers any more."""
+        self._room = scripts.TAGS
+        self._send_waiting()
+
+    @abstractmethod
+    def _enqueue(
+        self, data: bytes, tag: bytes | None, on_reply: OnReply, deliver_after_pushes: bool = False, units: int = 0
+    ) -> None:
+        """Adds a call to the current batch."""
+
+    def _end_turn(self) -> None:
+        self._enough = 1
+        self._write()
+
+    @abstractmethod
+    def _write(self) -> None:
+        """Writes the current batch."""
