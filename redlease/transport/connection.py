@@ -32,11 +32,10 @@ from redlease.protocol.faults import ErrorReply
 from redlease.protocol.replies import ServerInfo
 from redlease.protocol.scripts import Script
 
-from .base import PATIENCE_MS, Departs, OnReply, Patience, Reply, Transport, backed_off, end, settles
+from .base import PATIENCE_MS, OnReply, Patience, Reply, Transport, backed_off, end, settles
 from .driver import Driver, ReplyError, open_driver
 from .handshake import explain, is_mistake, look_at_eviction, probe, read_server, refusal_of, settle_exchange
-from .unsent import Unsent
-from .window import Window
+from .window import Windowed
 
 logger = logging.getLogger("redlease")
 
@@ -46,7 +45,7 @@ AGAIN_S = 0.1  # the pause before a failed callback is retried
 LIVED_S = 0.25  # after a connection that lasted this long, the back-off starts at the first pause again
 
 
-class Connection(Transport):
+class Connection(Windowed, Transport):
     """The one connection of a client.
 
     Args:
@@ -80,18 +79,10 @@ class Connection(Transport):
         self._listeners: dict[bytes, list[Callable[[bytes], None]]] = {}
         self._driver: Driver | None = None
         # Calls without a reply, in the order sent: the tag that the reply must carry (None: not a script; "": a
-        # subscription, which is answered by a push), the callback, whether it runs after the pushes of that read, and
-        # the units of the window that it takes up.
+        # subscription, answered by a push), the callback, whether it runs after the pushes of that read, and its units.
         self._pending: deque[tuple[bytes | None, OnReply, bool, int]] = deque()
         self._handed_on: deque[tuple[OnReply, Reply]] = deque()
-        self._window = Window()
-        self._room = self._window.size  # for how many units more
-        self._room_left = 0  # while calls wait: the room after the last write
-        self._unsent = Unsent()
-        self._is_full = False  # whether calls wait in `_unsent`
         self._out: list[bytes] = []
-        self._enough: float = 1  # how many calls make the next write in this iteration of the loop
-        self._tag = 0
         self._changed: asyncio.Event = asyncio.Event()
         self._lost: asyncio.Event = asyncio.Event()
         self._refusal: RedleaseError | None = None
@@ -112,40 +103,6 @@ class Connection(Transport):
 
     def master_pools(self) -> list[ConnectionPool]:
         return [self.pool]
-
-    def send(
-        self, resource: Resource, script: Script, tail: bytes, on_reply: OnReply, departs: Departs | None = None
-    ) -> bool:
-        if self._is_full or self._room <= 0:  # not `has_room`, for speed
-            if not self._is_full:
-                self._is_full, self._room_left = True, self._room
-                self._window.begin(self._window.size - self._room)
-            self._unsent.add((resource, script, tail, on_reply, departs))
-            return False
-        self._tag = number = (self._tag + 1) % scripts.TAGS
-        tag = b"%04x" % number
-        command = b"%b%b$4\r\n%b\r\n%b" % (script.head, resource.packed_keys, tag, tail)
-        self._room -= script.units
-        self._enqueue(command, tag, on_reply, script.deliver_after_pushes, script.units)
-        return True
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a call is sent at once."""
-        return not self._is_full and self._room > 0
-
-    def _send_waiting(self) -> None:
-        """Sends the calls that waited, as many as there is room for, in one write."""
-        window = self._window
-        is_measured = window.answered(self._room - self._room_left)
-        self._room += window.change if is_measured else 0
-        self._is_full, self._enough = False, math.inf
-        while self._room > 0 and (call := self._unsent.next()) is not None:
-            Connection.send(self, *call)  # not a subclass's, through which it has been
-        self._is_full, self._room_left = bool(self._unsent), self._room
-        if is_measured:
-            window.begin(window.size - self._room)
-        self._end_turn()
 
     def _enqueue(
         self, data: bytes, tag: bytes | None, on_reply: OnReply, deliver_after_pushes: bool = False, units: int = 0
@@ -169,10 +126,6 @@ class Connection(Transport):
         if len(self._pending) > 1 or getattr(loop, "_ready", True):
             self._enough = 2
             loop.call_soon(self._end_turn)
-
-    def _end_turn(self) -> None:
-        self._enough = 1
-        self._write()
 
     def _write(self) -> None:
         out, self._out = self._out, []
@@ -337,14 +290,9 @@ class Connection(Transport):
             self._driver.abort()
             self._driver = None
         self._out.clear()
-        self._enough = 1
-        self._is_full = False
+        unsent = self._reset_window()
         self.on_read()
-        unanswered = [on_reply for _, on_reply, *_ in self._pending] + self._unsent.clear()
-        self._pending.clear()
-        self._window = Window()  # the next connection may lead elsewhere
-        self._room = self._window.size
-        for on_reply in unanswered:
+        for on_reply in [*(self._pending.popleft()[1] for _ in range(len(self._pending))), *unsent]:
             self._answer(on_reply, None)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -402,8 +350,7 @@ class Connection(Transport):
             return  # its tasks belong to another loop or process
         if self._watchdog is not None:
             self._watchdog.cancel()
-        self._room = scripts.TAGS  # for all that waits: no answer is waited for any more
-        self._send_waiting()
+        self._send_all()
         try:
             if self._task is not None:
                 await end(self._task)
