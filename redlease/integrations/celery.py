@@ -26,6 +26,8 @@ def exclusive(
     timeout: Duration | None = None,
     on_lost: OnLost = "exit",
     metadata: dict[str, str] | None = None,
+    turn_key: str | Callable[..., str] | None = None,
+    share: float = 1,
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
     """Makes a decorator, to stand below `@app.task`: the task runs while it holds a permit.
 
@@ -41,6 +43,8 @@ def exclusive(
         timeout: Seconds to wait; the task then fails with `AcquireTimeout`. None waits for ever.
         on_lost: As for `redlease.sync.Semaphore.hold`.
         metadata: See there.
+        turn_key: Whose turn a call takes, or what returns it from the arguments; as for `Semaphore.guarded`.
+        share: See there.
 
     Raises:
         ValueError: A parameter is wrong.
@@ -56,7 +60,8 @@ def exclusive(
         raise ValueError(f"when_held must be 'wait', 'retry' or 'skip', not {when_held!r}")
     otherwise = choices[when_held]
     timeout = jobs.checked_wait(otherwise, timeout)
-    return jobs.exclusive(pool, not_granted=otherwise, key=key, timeout=timeout, on_lost=on_lost, metadata=metadata)
+    options: dict[str, Any] = {"on_lost": on_lost, "metadata": metadata, "turn_key": turn_key, "share": share}
+    return jobs.exclusive(pool, not_granted=otherwise, key=key, timeout=timeout, **options)
 
 
 def _retry(error: RedleaseError) -> NoReturn:

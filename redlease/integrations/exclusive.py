@@ -10,7 +10,7 @@ from typing import Any, NoReturn, ParamSpec
 from redlease.errors import AcquireTimeout, RedleaseError, Unavailable
 from redlease.limits import Duration
 from redlease.log import about
-from redlease.primitives.guarded import checked_key, parameter_for_hold, passed
+from redlease.primitives.guarded import parameter_for_hold, passed
 from redlease.sync import Hold, Semaphore
 from redlease.sync.guarded import checked_function, checked_result
 
@@ -55,19 +55,18 @@ def exclusive(
         not_granted: Gets the `AcquireTimeout` or `Unavailable` of a call that gets no permit, and raises, or returns
             the result of that call. Errors of the function itself do not come here.
         key: Returns the key of a call from its arguments.
-        **options: As for `redlease.sync.Semaphore.hold`.
+        **options: As for `redlease.sync.Semaphore.guarded`.
     """
-    request = pool.guarded(key=key, **options)._request
+    guarded = pool.guarded(key=key, **options)
 
     def decorate(function: Callable[P, Any]) -> Callable[P, Any]:
         parameter = parameter_for_hold(checked_function(function), Hold)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-            own = None if key is None else checked_key(function, key(*args, **kwargs))
-            is_entered = False
+            request, is_entered = guarded.request_for(function, *args, **kwargs), False
             try:
-                with request(own) as hold:
+                with request as hold:
                     is_entered = True
                     if parameter is not None and parameter not in passed(function, *args, **kwargs):
                         kwargs[parameter] = hold

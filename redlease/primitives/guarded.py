@@ -40,13 +40,16 @@ class Decorator:
 
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            keys = [key and checked_key(function, key(*args, **kwargs)) for key in self._keys]
-            async with self._request(*keys) as hold:
+            async with self.request_for(function, *args, **kwargs) as hold:
                 if parameter is not None and parameter not in passed(function, *args, **kwargs):
                     kwargs[parameter] = hold
                 return await function(*args, **kwargs)
 
         return call
+
+    def request_for(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> HoldRequest:
+        """Returns the hold of one call; raises ValueError if a key of it is none."""
+        return self._request(*(key and checked_key(function, key(*args, **kwargs)) for key in self._keys))
 
 
 def checked_key(function: Callable[..., Any], key: object) -> str:

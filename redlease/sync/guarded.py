@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from redlease.primitives.guarded import checked_key, parameter_for_hold, passed
 
@@ -39,14 +39,17 @@ class Decorator:
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            keys = [key and checked_key(function, key(*args, **kwargs)) for key in self._keys]
-            with self._request(*keys) as hold:
+            with self.request_for(function, *args, **kwargs) as hold:
                 if parameter is not None and parameter not in passed(function, *args, **kwargs):
                     kwargs[parameter] = hold
                 result = function(*args, **kwargs)
             return checked_result(function, result)
 
         return call
+
+    def request_for(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> HoldRequest:
+        """Returns the hold of one call; raises ValueError if a key of it is none."""
+        return self._request(*(key and checked_key(function, key(*args, **kwargs)) for key in self._keys))
 
 
 def checked_function(function: Callable[P, R]) -> Callable[P, R]:

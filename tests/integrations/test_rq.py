@@ -97,3 +97,20 @@ async def test_a_plain_call(server: Server) -> None:
             await asyncio.to_thread(skipped)
         with pytest.raises(ValueError, match=r"must be 'wait', 'skip' or an rq\.Retry, not 'retry'"):
             exclusive(lock, when_held=cast("Any", "retry"))
+
+
+async def test_a_job_takes_the_turn_of_its_tenant(server: Server) -> None:
+    """`per_key` counts for the jobs of one tenant, and not for those of others."""
+
+    def run() -> None:
+        with BlockingRedlease.from_url(server.url, prefix="turns-of-jobs") as client:
+            pool = client.semaphore("pool", capacity=5, per_key=1)
+
+            @exclusive(pool, when_held="skip", turn_key=lambda tenant, further="": tenant)
+            def job(tenant: str, further: str = "") -> str | None:
+                return f"{tenant}, {job(further) if further else None}"
+
+            assert job("a", "a") == "a, None"  # the inner one is skipped
+            assert job("a", "b") == "a, b, None"
+
+    await asyncio.to_thread(run)
