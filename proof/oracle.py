@@ -62,7 +62,7 @@ async def operate(client: Redlease, draw: random.Random) -> str:
     """Give one order, as an operator does; return its name."""
     pool, keyed = client.semaphore("pool", CAPACITIES["pool"]), client.semaphore("keyed", CAPACITIES["keyed"])
     one, brief, key = draw.choice((pool, keyed)), draw.uniform(0.05, 1), draw.choice(KEYS)
-    orders = {
+    orders: dict[str, Callable[[], Awaitable[object]]] = {
         "pause": lambda: client.lock(draw.choice(list(CAPACITIES))).pause(until=brief),
         "unpause": lambda: client.lock(draw.choice(list(CAPACITIES))).unpause(),
         "limit": lambda: one.limit(draw.randint(0, 2), until=brief),

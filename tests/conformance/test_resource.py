@@ -16,6 +16,8 @@ from helpers import cancel, eventually, keys_of, left_over, queue_up, until_wait
 if TYPE_CHECKING:
     import redis.asyncio
 
+    from collections.abc import Callable
+
     from redlease import Redlease, Semaphore, Snapshot
 
     from conftest import MakeClient
@@ -187,11 +189,12 @@ async def test_what_excludes_others_is_not_resized(client: Redlease, make_client
     """A lock, a pool of one and a read-write lock refuse, and what was set before their first use does not count."""
     other = (await make_client()).semaphore("r", capacity=9)
     await other.resize(3)
-    primitive = {
+    makers: dict[str, Callable[[], Semaphore]] = {
         "lock": lambda: client.lock("r"),
         "semaphore": lambda: client.semaphore("r", capacity=1),
         "rwlock": lambda: client.rwlock("r").write,
-    }[kind]()
+    }
+    primitive = makers[kind]()
     permit = await primitive.acquire()
     with pytest.raises(ValueError, match=r"'r' cannot be resized to 3: it is a (read-write )?lock"):
         await other.resize(3)

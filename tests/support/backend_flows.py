@@ -32,7 +32,7 @@ class On:
     def pool(self) -> Semaphore:
         """Return the primitive."""
         # A lock service is not chosen by the name of a backend, but by its endpoint.
-        where = {"endpoint": ENDPOINT} if self.backend == "nexus" else {"backend": self.backend}
+        where: dict[str, Any] = {"endpoint": ENDPOINT} if self.backend == "nexus" else {"backend": self.backend}
         return semaphore(self.resource, self.capacity, lease=self.lease, max_waiters=self.max_waiters, **where)
 
 

@@ -110,6 +110,7 @@ class Stoppable(Lossy):
         self._last_fence = max((fence for _, fence in self.granted), default=0)
         self._give_up(name, args)
         stops_at, self.stops_at, self.stopped = self.stops_at, 0, False
+        reply: list[Any] = []
         try:
             reply = super().call(name, *args, stops_at)
         except redis.ResponseError:

@@ -82,9 +82,9 @@ async def test_whose_turn_a_call_takes(client: Redlease) -> None:
 
     @pool.guarded(turn_key="fixed")
     async def of_one(hold: Hold | None = None) -> str | None:
-        return hold and hold.permit.key
+        return None if hold is None else hold.permit.key
 
-    assert await asyncio.gather(of_a_tenant("a"), of_a_tenant("b"), of_one()) == ["a", "b", "fixed"]
+    assert list(await asyncio.gather(of_a_tenant("a"), of_a_tenant("b"), of_one())) == ["a", "b", "fixed"]
     with pytest.raises(ValueError, match="the key of a call"):
         await of_a_tenant("")
     refused: list[dict[str, Any]] = [{"share": 2}, {"turn_key": ""}, {"when_full": "never"}]

@@ -56,7 +56,7 @@ def test_a_killed_process_with_many_keys_is_removed_bit_by_bit(crowd: Crowd, by:
     crowd.wait_and_die(names, **options)
     assert crowd.ask("alive", key="k0", **options)[0] == Status.QUEUED
     crowd.now_ms += LEASE_MS + 1 if by == "expiry" else GONE_MS
-    first = {
+    first: Any = {
         "release": ("release", "holds k0", "", "", 0, 0, IDLE_MS),
         "beat": ("beat", "alive|1", LEASE_MS, "alive", IDLE_MS),
         "expiry": ("release", "", "", "", 0, 0, IDLE_MS),

@@ -180,7 +180,8 @@ def test_the_virtual_time_begins_again(crowd: Crowd, virtual: int) -> None:
     fields: Any = crowd.client.hget(KEYS[0], "g")
     count, _, _, *rest = fields.decode().split(" ")
     crowd.client.hset(KEYS[0], "g", " ".join((count, str(virtual), str(virtual), *rest)))
-    for head in crowd.client.zrangebyscore(KEYS[2], 2**51, f"({2**52}"):
+    heads: Any = crowd.client.zrangebyscore(KEYS[2], 2**51, f"({2**52}")
+    for head in heads:
         crowd.client.zincrby(KEYS[2], virtual, head)
     turns = granted(crowd, 80)
     assert all(abs(turns[key] - due) <= 1 for key, due in (("a", 20), ("", 20), ("b", 40))), turns
