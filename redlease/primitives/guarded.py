@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, get_args
 
 from redlease.hold import Hold, HoldRequest
+from redlease.options import AcquireOptions, HoldOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,14 +21,14 @@ class Decorator:
     Args:
         request: Makes the hold of one call, for its key and the key whose turn it takes.
         key: Returns the key of a call from its arguments; None if all calls share one resource.
-        turn_key: Returns whose turn a call takes; None if it is the same for all.
+        turn_key: The key whose turn a call takes, or what returns it; None for none.
     """
 
     def __init__(
         self,
         request: Callable[[str | None, str | None], HoldRequest],
         key: Callable[..., str] | None,
-        turn_key: Callable[..., str] | None,
+        turn_key: str | Callable[..., str] | None,
     ) -> None:
         self._request = request
         self._keys = key, turn_key
@@ -49,7 +50,20 @@ class Decorator:
 
     def request_for(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> HoldRequest:
         """Returns the hold of one call; raises ValueError if a key of it is none."""
-        return self._request(*(key and checked_key(function, key(*args, **kwargs)) for key in self._keys))
+        keys = [key(*args, **kwargs) if callable(key) else key for key in self._keys]
+        return self._request(*(key if key is None else checked_key(function, key) for key in keys))
+
+
+def requests_of(
+    pool: Any, wish: Callable[[str | None], AcquireOptions], fate: HoldOptions
+) -> Callable[[str | None, str | None], HoldRequest]:
+    """Returns what makes the hold of one call of a function that `pool.guarded` decorates; `pool`: a semaphore."""
+
+    def request(key: str | None, turn_key: str | None) -> HoldRequest:
+        named = pool if key is None else pool._named(f"{pool.name}:{key}")
+        return HoldRequest(named.name, named._obtain, wish(turn_key), fate)
+
+    return request
 
 
 def checked_key(function: Callable[..., Any], key: object) -> str:

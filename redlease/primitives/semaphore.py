@@ -27,7 +27,7 @@ from redlease.tickets import GONE
 
 from .adoption import AdoptRequest, kept
 from .control import ResourceControl
-from .guarded import Decorator
+from .guarded import Decorator, requests_of
 
 logger = logging.getLogger("redlease")
 
@@ -110,8 +110,7 @@ class Semaphore(ResourceControl):
             NotReplicated: The server, or `durability`, asks for more replicas than there are.
             Unavailable: The server was unreachable when `timeout` was over, or with 0 during `call_timeout`.
             RedleaseError: The server refused, or the client is closed.
-            NeverFits: The weight is above the capacity, or above what its key may have; also a ValueError.
-            ValueError: A parameter is wrong.
+            ValueError: A parameter is wrong, or the weight can never fit: `NeverFits`.
         """
         wish = self._usual.changed(*(timeout, ticket, weight, owner, metadata, priority, key, share, when_full, grace))
         return HoldRequest(self._resource.name, self._obtain, wish, checked_hold_options(on_lost, max_hold))
@@ -134,8 +133,7 @@ class Semaphore(ResourceControl):
     ) -> Decorator:
         """Makes a decorator: each call of the decorated `async def` function runs while it holds a permit.
 
-        If the function has a parameter annotated as `Hold`, a call that does not pass it gets the hold there. For type
-        checkers, let it have a default: `hold: Hold | None = None`.
+        A parameter that is annotated as `Hold` gets the hold, unless a call passes it: `hold: Hold | None = None`.
 
         Args:
             key: Gets the arguments of a call and returns a string; calls with different keys do not exclude each other.
@@ -145,8 +143,7 @@ class Semaphore(ResourceControl):
             owner: See `hold`.
             metadata: See `hold`.
             priority: See `hold`.
-            turn_key: The `key` of `hold`, or what returns it from the arguments of a call: whose turn the call takes,
-                and whose limits count. The name of the resource stays what it is.
+            turn_key: The `key` of `hold`, or what returns it from the arguments of a call.
             share: See `hold`.
             when_full: See `hold`.
             grace: See `hold`.
@@ -154,26 +151,19 @@ class Semaphore(ResourceControl):
             max_hold: See `hold`.
 
         Raises:
-            ValueError: A parameter is wrong, or what is decorated is not an `async def` function. Calls of the
-                decorated function raise what `hold` raises.
+            ValueError: A parameter is wrong, or it decorates no `async def` function. Calls raise what `hold` does.
 
         Example:
             >>> @client.lock("customer").guarded(key=lambda order: order.customer)  # doctest: +SKIP
             ... async def ship(order: Order, hold: Hold | None = None) -> None: ...
         """
-        fate = checked_hold_options(on_lost, max_hold)
 
         def wish(turn_key: str | None) -> AcquireOptions:
-            given = (timeout, None, weight, owner, metadata, priority, turn_key, share, when_full, grace)
-            return self._usual.changed(*given)
+            given = (timeout, None, weight, owner, metadata, priority)
+            return self._usual.changed(*given, turn_key, share, when_full, grace)
 
-        usual = wish("any" if callable(turn_key) else turn_key)
-
-        def request(key: str | None, turn_key: str | None) -> HoldRequest:
-            pool = self if key is None else self._named(f"{self.name}:{key}")
-            return HoldRequest(pool.name, pool._obtain, usual if turn_key is None else wish(turn_key), fate)
-
-        return Decorator(request, key, turn_key if callable(turn_key) else None)
+        wish("any" if callable(turn_key) else turn_key)  # checks them
+        return Decorator(requests_of(self, wish, checked_hold_options(on_lost, max_hold)), key, turn_key)
 
     def weighted(self, weight: int) -> Units:
         """Returns so many units of this semaphore, to be acquired with others by `Redlease.all`.
@@ -224,8 +214,7 @@ class Semaphore(ResourceControl):
         Raises:
             Unavailable: The server was not reached within the client's `call_timeout`.
             RedleaseError: The server refused, or the client is closed.
-            NeverFits: The weight is above the capacity, or above what its key may have; also a ValueError.
-            ValueError: A parameter is wrong.
+            ValueError: A parameter is wrong, or the weight can never fit: `NeverFits`.
         """
         return await self._acquire_permit(self._usual.changed(0.0, ticket, weight, owner, metadata, key=key))
 

@@ -98,14 +98,13 @@ class Lease(BlockTask):
 
     def report_loss(self, reason: LossReason) -> None:
         """Logs the loss, and emits its event."""
-        name, ticket, weight = self.ask.subject()
+        (name, ticket, weight), key = self.ask.subject(), self.ask.key or None
         extra = about(name, ticket, self.fence)
         logger.warning(
             "resource %r: permit %r (fence %d) is lost: %s", name, ticket, self.fence, self.why_lost, extra=extra
         )
         if (emit := self.keeper.emit) is not None:
-            held = (clock.now_ms() - self.begun_ms) / 1000
-            emit(Lost(name, ticket, weight, self.fence, held, reason, self.ask.key or None))
+            emit(Lost(name, ticket, weight, self.fence, (clock.now_ms() - self.begun_ms) / 1000, reason, key))
 
     def on_loss(self) -> None:
         """Reacts to the loss; for subclasses."""
@@ -417,12 +416,11 @@ class LeaseKeeper:
         self, lease: Lease, done: asyncio.Future[Released] | None = None, now_ms: float | None = None
     ) -> None:
         """Releases the permit of the lease; retries in the background until the lease has expired."""
-        now_ms = clock.now_ms() if now_ms is None else now_ms
-        until_ms = max(lease.deadline_ms, now_ms) + lease.ask.terms.lease_ms
-        PendingRelease(self, lease.ask, lease.fence, until_ms, lease.may_be_duplicated, done).start(now_ms)
+        ask, now_ms = lease.ask, clock.now_ms() if now_ms is None else now_ms
+        until_ms = max(lease.deadline_ms, now_ms) + ask.terms.lease_ms
+        PendingRelease(self, ask, lease.fence, until_ms, lease.may_be_duplicated, done).start(now_ms)
         if self.emit is not None and not lease.lost:
-            held = (now_ms - lease.begun_ms) / 1000
-            self.emit(ReleasedEvent(*lease.ask.subject(), lease.fence, held, lease.ask.key or None))
+            self.emit(ReleasedEvent(*ask.subject(), lease.fence, (now_ms - lease.begun_ms) / 1000, ask.key or None))
 
     def give_up(self, lease: Lease, now_ms: float) -> None:
         """Releases this request's share of a permit that expired by the local clock; others on its ticket keep it."""

@@ -21,14 +21,14 @@ class Decorator:
     Args:
         request: Makes the hold of one call, for its key and the key whose turn it takes.
         key: Returns the key of a call from its arguments; None if all calls share one resource.
-        turn_key: Returns whose turn a call takes; None if it is the same for all.
+        turn_key: The key whose turn a call takes, or what returns it; None for none.
     """
 
     def __init__(
         self,
         request: Callable[[str | None, str | None], HoldRequest],
         key: Callable[..., str] | None,
-        turn_key: Callable[..., str] | None,
+        turn_key: str | Callable[..., str] | None,
     ) -> None:
         self._request = request
         self._keys = key, turn_key
@@ -49,7 +49,8 @@ class Decorator:
 
     def request_for(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> HoldRequest:
         """Returns the hold of one call; raises ValueError if a key of it is none."""
-        return self._request(*(key and checked_key(function, key(*args, **kwargs)) for key in self._keys))
+        keys = [key(*args, **kwargs) if callable(key) else key for key in self._keys]
+        return self._request(*(key if key is None else checked_key(function, key) for key in keys))
 
 
 def checked_function(function: Callable[P, R]) -> Callable[P, R]:

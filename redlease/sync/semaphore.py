@@ -113,13 +113,12 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
         options: Any = {"timeout": timeout, "weight": weight, "owner": owner, "metadata": metadata}
         options |= {"priority": priority, "share": share, "when_full": when_full, "grace": grace}
         self._twin.guarded(max_hold=max_hold, turn_key=turn_key, **options)  # checks them
-        usual = None if callable(turn_key) else turn_key
 
         def request(key: str | None, turn_key: str | None) -> HoldRequest:
             pool = self if key is None else self._named(f"{self.name}:{key}")
-            return pool.hold(key=turn_key or usual, on_lost=on_lost, max_hold=max_hold, **options)
+            return pool.hold(key=turn_key, on_lost=on_lost, max_hold=max_hold, **options)
 
-        return Decorator(request, key, turn_key if callable(turn_key) else None)
+        return Decorator(request, key, turn_key)
 
     def _named(self, name: str) -> Self:
         return type(self)(self._client, lambda client: self._make_twin(client)._named(name))

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from redlease.protocol.replies import Status
-from redlease.protocol.snapshots import FOR_GOOD_MS
 
 from .entries import Entry, Limit, claimed, claimed_by_waiter, is_late, read_asked
 from .resource import EXCLUSIVE, ResourceState
@@ -90,8 +89,7 @@ class Model(ResourceState):
             return refused
         self.set_limits(per_key, key_rate, rate)
         was_declared = self.declared if declared != self.declared else 0
-        self.capacity, self.declared = wanted, declared
-        self.turns.capacity = wanted
+        self.capacity, self.declared, self.turns.capacity = wanted, declared, wanted
         if live:
             reply = self.repeat_queued(live, request, place, lease, waiter_lease)
         else:
@@ -404,10 +402,6 @@ class Model(ResourceState):
             self.proceed(key, idle)
         return [ends, 0]
 
-    def ending(self, until: str) -> int:
-        """Return when a limit ends that is set now."""
-        return int(until[1:]) if until.startswith("@") else self.now + int(until or FOR_GOOD_MS)
-
     def set_limit(self, kind: str, key: str, units: int | str, ends: int) -> int:
         """Set or lift a limit; return when it ends, 0 if there is none, or it would be over already."""
         name = Limit.named(kind, key)
@@ -453,19 +447,3 @@ class Model(ResourceState):
             needed = max(self.tat - self.clock, 0) + (len(ahead) - self.rate[1]) * self.rate[0]
             wait = max(wait, 0, math.ceil(needed / 1000))
         return [len(ahead), wait]
-
-    def estimated(self, units: int) -> int:
-        """Return about how long so many units take under the limits of the resource; -1 if that is not known."""
-        limits = [self.limits.get(Limit.named(kind, "")) for kind in ("pause", "back", "limit")]
-        live = [limit for limit in limits if limit and limit.until > self.now]
-        paused = max((limit.until - self.now for limit in live if not limit.units), default=0)
-        most, ends = self.capacity, self.now
-        for limit in live:
-            if limit.units:
-                most, ends = min(self.capacity, limit.units), limit.until
-        if self.lasted is None:
-            return -1
-        rest, wait = max(0, ends - self.now - paused), self.lasted * units / most
-        if most < self.capacity and wait > rest:
-            wait = rest + (wait - rest) * most / self.capacity
-        return math.ceil(paused + wait) if paused + wait < FOR_GOOD_MS / 2 else -1

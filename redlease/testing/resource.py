@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from redlease.limits import CAPACITY_MAX
+from redlease.protocol.snapshots import FOR_GOOD_MS
 
 from .entries import Delay, Entry, Limit
 from .turns import Turns, is_barred
@@ -332,6 +333,26 @@ class ResourceState:
         if first is not None and self.used() < self.capacity:
             ends.append(self.place_ends(first) or self.now)
         return max(0, min(ends) - self.now) if ends else -1
+
+    def ending(self, until: str) -> int:
+        """Return when a limit ends that is set now."""
+        return int(until[1:]) if until.startswith("@") else self.now + int(until or FOR_GOOD_MS)
+
+    def estimated(self, units: int) -> int:
+        """Return about how long so many units take under the limits of the resource; -1 if that is not known."""
+        limits = [self.limits.get(Limit.named(kind, "")) for kind in ("pause", "back", "limit")]
+        live = [limit for limit in limits if limit and limit.until > self.now]
+        paused = max((limit.until - self.now for limit in live if not limit.units), default=0)
+        most, ends = self.capacity, self.now
+        for limit in live:
+            if limit.units:
+                most, ends = min(self.capacity, limit.units), limit.until
+        if self.lasted is None:
+            return -1
+        rest, wait = max(0, ends - self.now - paused), self.lasted * units / most
+        if most < self.capacity and wait > rest:
+            wait = rest + (wait - rest) * most / self.capacity
+        return math.ceil(paused + wait) if paused + wait < FOR_GOOD_MS / 2 else -1
 
     # Tickets
 

@@ -202,6 +202,7 @@ def test_every_parameter_is_where_the_table_says(row: list[str]) -> None:
         "primitive": [Redlease.lock, Redlease.semaphore, Redlease.rwlock],
         "request": [Semaphore.hold, Semaphore.acquire, Semaphore.try_acquire],
         "semaphore": [Redlease.semaphore],
+        "client.all": [Redlease.all],
     }
     for part in of:
         for place in places.get(part) or [getattr(Lock, part)]:

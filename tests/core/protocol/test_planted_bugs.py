@@ -36,6 +36,7 @@ RARE = {
     "fast-path-grants-the-dead": 336,
     "full-counts-the-dead": 21,
     "full-key-counts-the-dead": 474,
+    "heavy-requests-hold-up-other-keys": 810,
     "lifted-limit-leaves-keys-parked": 121,
     "rate-outlived-by-nothing": 66,
     "replaced-units-go-to-others": 146,
