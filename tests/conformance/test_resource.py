@@ -14,9 +14,9 @@ from redlease import LeaseLost, NeverFits, RedleaseError, Withdrawn
 from helpers import cancel, eventually, keys_of, left_over, queue_up, until_waiting
 
 if TYPE_CHECKING:
-    import redis.asyncio
-
     from collections.abc import Callable
+
+    import redis.asyncio
 
     from redlease import Redlease, Semaphore, Snapshot
 
