@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from backend_bench import Bench, without_redis
 from backend_flows import Actor, Asking, Holder
-from temporal_tools import events_of, names_of
+from temporal_tools import events_of, has_event, names_of
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowUpdateFailedError
 
@@ -102,7 +103,7 @@ async def test_a_grant_to_a_run_that_does_not_wait_for_it_comes_back(bench: Benc
     other = await bench.client.start_workflow(Actor.run, bench.on, id=dead.id, task_queue=bench.queue)
     await bench.do(actor, Actor.release, permit)
     assert await bench.do(actor, Actor.acquire, Asking(timeout=3))
-    assert "SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED" in await names_of(other)
+    await eventually(partial(has_event, other, "SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED"))
 
 
 async def test_first_come_first_served_over_many_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

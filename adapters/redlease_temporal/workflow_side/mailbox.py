@@ -16,6 +16,7 @@ from redlease_temporal.payloads.slots import SlotOffer
 
 from .cancellation import ended
 
+ASKS_WITHIN_S = 1.0  # how long after its grant a run may make a request
 ID_BYTES_MAX = 1000  # bytes of a workflow id: the server accepts no more
 Key = tuple[str, str, int]  # resource, ticket and fence, which together identify a permit
 
@@ -38,6 +39,7 @@ class RunMailbox:
     Attributes:
         awaited: Requests that code in this run waits for.
         answers: The answer to each request.
+        early: The grants of requests that nobody waits for; yet, if the workflow task is executed again.
         frees: The slots offered to each request.
         homes: The slot in whose line each request waits.
         kept: The permits that this run has.
@@ -48,6 +50,7 @@ class RunMailbox:
 
     awaited: set[str] = field(default_factory=set)
     answers: dict[str, Granted | Refused] = field(default_factory=dict)
+    early: dict[str, Granted] = field(default_factory=dict)
     frees: dict[str, list[SlotOffer]] = field(default_factory=dict)
     homes: dict[str, int] = field(default_factory=dict)
     kept: set[Key] = field(default_factory=set)
@@ -67,7 +70,16 @@ class RunMailbox:
         if granted.request in self.awaited:
             self.answers.setdefault(granted.request, granted)
         elif (permit.resource, permit.ticket, permit.fence) not in self.kept:
-            self._say(signal(granted.keeper, "release", Release(permit.ticket, permit.fence)))
+            self.early[granted.request] = granted
+            self._say(self._give_back(granted))
+
+    async def _give_back(self, granted: Granted) -> None:
+        """Releases a permit, unless the run asks for it: a task that is executed again asks after the grant."""
+        try:
+            await workflow.wait_condition(lambda: self.early.get(granted.request) is not granted, timeout=ASKS_WITHIN_S)
+        except TimeoutError:
+            del self.early[granted.request]
+            await signal(granted.keeper, "release", Release(granted.permit.ticket, granted.permit.fence))
 
     def on_refused(self, refused: Refused) -> None:
         """Stores a refusal for the code that waits for it."""

@@ -91,8 +91,9 @@ class CoordinatorBackend(LocalBackend):
             while has_to_ask():
                 asked = run.resets
                 await self._ask_until_heard(request, f"{activity_id}r{asked}" if asked else activity_id)
-                # What is there already may be the former run's: after a reset the server delivers signals again.
-                early = mailbox.answers.pop(name, None)
+                # What is there already may be out of date, as after a reset the server delivers signals again. Or an
+                # earlier execution of this workflow task has asked for it.
+                early = mailbox.answers.pop(name, None) or mailbox.early.pop(name, None)
                 if early is not None and await self._is_valid(early, request):
                     mailbox.answers[name] = early
                 await workflow.wait_condition(lambda: name in mailbox.answers or has_to_ask())
