@@ -89,7 +89,7 @@ async def test_what_a_request_without_a_lock_gets(
     load: Callable[..., ModuleType], observer: Redlease, server: Server
 ) -> None:
     """409 while another one holds it, and 503 when Redis is gone; the handler is not called."""
-    async with serving(load("fastapi", "app", TIMEOUT=0.2).app) as http:
+    async with serving(load("fastapi", "app", TIMEOUT=0.4).app) as http:
         async with observer.lock("account:ann"):
             assert said(await http.post("/accounts/ann/payments")) == (409, "AcquireTimeout")
         server.pause()

@@ -154,7 +154,7 @@ async def test_a_reader_sees_everything_and_writes_nothing(server: Server) -> No
             lock = reader.lock("r")
             await lock.inspect()
             assert denied(server) == []
-            for change in (lock.acquire, lock.release_all, lambda: lock.resize(2)):
+            for change in (lock.acquire, lock.release_all, lambda: reader.semaphore("pool", capacity=3).resize(2)):
                 with pytest.raises(RedleaseError, match="lacks a right"):
                     await change()
             await look_at_all(reader, url)

@@ -102,7 +102,7 @@ async def test_no_call_fails_for_the_lack_of_a_history(limited: Limited, prefix:
     """Without the rights, or with another program's key in its place, it stays empty; reading it says what is wrong."""
     limited.may("~*", "&*", "+@all", *(f"-{command}" for command in HISTORY))
     async with Redlease.from_url(limited.url, prefix=prefix, history=10) as client:
-        lock = client.lock("r")
+        lock = client.semaphore("r", capacity=3)
         for _ in range(2):
             async with lock.hold():
                 pass
