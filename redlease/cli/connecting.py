@@ -50,7 +50,7 @@ def told_in_one_line(status: int = 1) -> Iterator[None]:
         raise typer.Exit(Exit.UNKNOWN) from None
     except RedleaseError as error:
         tell(error)
-        raise typer.Exit(Exit.UNAVAILABLE) from None
+        raise typer.Exit(status if isinstance(error, ValueError) else Exit.UNAVAILABLE) from None
     except (ValueError, OSError) as error:
         tell(error)
         raise typer.Exit(status) from None

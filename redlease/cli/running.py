@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from redlease import AcquireTimeout, Hold, LeaseLost, QueueFull, Redlease, RedleaseError, Withdrawn, clock
+from redlease import AcquireTimeout, Hold, LeaseLost, NeverFits, QueueFull, Redlease, RedleaseError, Withdrawn, clock
 from redlease.primitives.semaphore import as_declared
 
 from .connecting import tell
@@ -69,6 +69,8 @@ async def run_job(job: Job, url: str, prefix: str) -> int:
         except LeaseLost as error:
             tell(error)
             return Exit.LOST
+        except NeverFits:  # a wrong parameter, like the other errors of that kind
+            raise
         except RedleaseError as error:
             tell(error)
             return Exit.UNAVAILABLE

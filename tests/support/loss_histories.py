@@ -263,7 +263,7 @@ class History:
                 lambda: pool.limit(per_key=random.randint(0, 2), until=brief_s),
                 lambda: pool.limit(random.randint(0, 2), key=key, until=brief_s),
             ]
-        if self.settings.kind == "semaphore":
+        if self.settings.kind == "semaphore" and self.settings.capacity > 1:
             calls.append(lambda: pool.resize(random.randint(self.settings.capacity, 5)))
         await random.choice(calls)()
 
@@ -272,7 +272,7 @@ class History:
         await pool.unpause()
         for key in {None, *self.settings.keys}:
             await pool.unlimit(key=key)
-        if self.settings.kind == "semaphore":
+        if self.settings.kind == "semaphore" and self.settings.capacity > 1:
             await pool.resize(self.settings.capacity)
 
     # What is lost

@@ -145,12 +145,15 @@ async def test_changes_are_asked_for_and_done(client: Redlease, url: str, prefix
         await page.get_by_role("button", name="Take out").click()
         await answer(page)
         await expect(page.locator("#waiters-note")).to_have_text("Nobody waits.")
+        await expect(page.locator("#timeline .bar.forced")).to_have_count(2)
+        units = client.semaphore("units", capacity=2)
+        await units.acquire()
+        await page.goto(f"{view.url}?resource=units")
         await page.get_by_role("button", name="Change capacity").click()
         await page.locator("#capacity").fill("4")
         await answer(page)
         await expect(page.locator("#facts")).to_contain_text("1 of 4 held")
-        assert (await pool.inspect()).capacity == 4
-        await expect(page.locator("#timeline .bar.forced")).to_have_count(2)
+        assert (await units.inspect()).capacity == 4
     await cancel(*waiting)
 
 

@@ -39,7 +39,7 @@ function atGivenTime(text: string): string {
     assert(text.includes(before), `the scripts no longer contain ${before}`);
     text = text.replace(before, after);
   }
-  return text.replaceAll("'SPUBLISH'", "'NO SUCH COMMAND'");
+  return text.replaceAll("redis.pcall('PEXPIREAT'", "call('PEXPIREAT'").replaceAll("'SPUBLISH'", "'NO SUCH COMMAND'");
 }
 
 /** Returns a reply as the vectors have it: a byte that is no UTF-8 stands as the character of its number. */

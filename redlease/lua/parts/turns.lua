@@ -434,10 +434,10 @@ function turns.ahead(key, entry, weight)
   local _, number, head = read_key(key)
   local _, _, share = turns.of(turns.ticket(entry))
   local own = head == entry and 0 or call('ZRANK', queue, entry) - call('ZCOUNT', queue, '-inf', '(' .. format('%.0f', REST + number))
-  local turn = cost(weight, share)
+  local turn = cost(weight, share or 1)
   local virtual = (own + 1) * turn -- until its tag
   if head ~= '' then
-    virtual = math.max(0, call('ZSCORE', queue, head) - HEADS - turns.virtual) + own * turn
+    virtual = math.max(0, (call('ZSCORE', queue, head) or HEADS) - HEADS - turns.virtual) + own * turn
     if head ~= entry then own = own + 1 end
   end
   local keys, shares, weights, looked = call('ZCOUNT', queue, score_of(0), '(' .. format('%.0f', REST)), 0, 0, 0
@@ -445,7 +445,7 @@ function turns.ahead(key, entry, weight)
     if other ~= head then
       local ticket = turns.ticket(other)
       local _, _, its_share = turns.of(ticket)
-      shares, weights, looked = shares + its_share, weights + weight_of(ticket), looked + 1
+      shares, weights, looked = shares + (its_share or 1), weights + weight_of(ticket), looked + 1
     end
   end
   if head ~= '' then keys = keys - 1 end
