@@ -139,7 +139,7 @@ sdist: $(VENV)/.wheel  ## Build the source distribution beside the wheel, and ch
 	@cmp dist/redlease-*.whl build/from-sdist/redlease-*.whl
 
 LONG_TESTS := $(patsubst %,tests/core/protocol/test_%.py,random_calls set_clock lost_data hostile_input wire) tests/core/sync/test_reentrance.py \
-    $(patsubst %,tests/faults/test_%.py,all_at_once loss_histories) tests/temporal/test_executed_again.py::test_many_runs_are_disturbed
+    $(patsubst %,tests/faults/test_%.py,all_at_once loss_histories) tests/temporal/many_disturbed_runs.py
 
 test-long: $(VENV)/.test  ## A million random calls against the model, 28,000 histories with losses, a minute of sets of locks, and 2,400 disturbed workflows; ARGS="--seed 7" draws others.
 	@$(PYTEST) --long --hypothesis-profile search --log-cli-level INFO $(LONG_TESTS) $(ARGS)

@@ -262,13 +262,6 @@ async def failing_group(case: Case) -> None:
             raise ValueError("as asked")
 
 
-async def group_in_a_scope(case: Case) -> None:
-    """A task group of asyncio in a scope that is cancelled."""
-    with move_on_after(case.patience_s) as scope:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(case.run_in(scope))
-
-
 async def times_out(case: Case) -> None:
     """A timeout of asyncio."""
     with contextlib.suppress(TimeoutError):
@@ -307,7 +300,6 @@ PATIENT = (
     group_of_anyio,
     failing_group_of_anyio,
     failing_group,
-    group_in_a_scope,
     times_out,
     times_out_in_a_scope,
 )

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from backend_bench import Bench
-from backend_flows import Actor, Asking, On
+from backend_flows import Actor, Asking
 from executed_again_flows import (
     ACTIVITIES,
-    TASK_S,
     WORKFLOWS,
     Again,
-    Disturbances,
-    Disturbed,
     Entity,
     GivesUp,
     Ledger,
@@ -25,7 +21,6 @@ from executed_again_flows import (
     Mend,
     MendedAfterReset,
     Mistaken,
-    Rival,
     Steady,
     TwiceInOneTask,
 )
@@ -64,8 +59,6 @@ BEFORE_ITS_GRANT = [
     if (backend, task, signals) != ("coordinator", 1, "as they came") and (backend, task) != ("nexus", 1)
 ]
 LOST_WITHIN = 10.0
-LONG_S = 120.0  # a lease that does not end while the machine stands still
-log = logging.getLogger("disturbed")
 
 
 @pytest.fixture
@@ -341,47 +334,3 @@ async def test_who_does_not_wait_asks_after_a_long_workflow_task(
     Lingering.over.set()
     assert await run.result()
     await replays(run)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("how", ["failed", "timed out", "reset"])
-@pytest.mark.parametrize("backend", BACKENDS)
-async def test_many_runs_are_disturbed(
-    client: Client, task_queue: str, backend: str, how: str, quiet: Quiet, is_long: bool
-) -> None:
-    """Whatever befalls a run, a rival never writes beside it, and each later grant has a greater fence."""
-    quiet.allow("Failed activation on workflow Disturbed|as asked|Failing workflow task")
-    count, at_once = 200 if is_long else 8, asyncio.Semaphore(10)
-
-    async def disturb(number: int) -> None:
-        async with at_once:
-            on = On(backend, f"{task_queue}-{number}", lease=LONG_S)
-            await disturbed(client, on, task_queue, how)
-
-    outcomes = await asyncio.gather(*(disturb(number) for number in range(count)), return_exceptions=True)
-    errors = [outcome for outcome in outcomes if outcome is not None]
-    log.info("%s, %s: %d of %d runs went wrong: %r", backend, how, len(errors), count, errors)
-    assert not errors
-
-
-async def disturbed(client: Client, on: On, task_queue: str, how: str) -> None:
-    """Disturb a run that has a rival, and see that both have what they want."""
-    options: dict[str, Any] = {"task_timeout": timedelta(seconds=TASK_S)} if how == "timed out" else {}
-    run = await client.start_workflow(
-        Disturbed.run, args=[on, how], id=f"{on.resource}-run", task_queue=task_queue, **options
-    )
-    latest: WorkflowHandle[Any, Any] = run
-    if how == "reset":
-        await run.execute_update(Disturbed.until_held)
-    rival = await client.start_workflow(Rival.run, on, id=f"{on.resource}-rival", task_queue=task_queue)
-    if how == "reset":
-        latest = await reset(client, run, await nudge(run))
-        await latest.signal(Disturbed.proceed)
-    async with asyncio.timeout(120):
-        await latest.result()
-        await rival.result()
-    assert how == "reset" or f"WORKFLOW_TASK_{how.upper().replace(' ', '_')}" in await names_of(run)
-    fences = Disturbances.fences[on.resource]
-    assert fences == sorted(fences)
-    assert on.resource not in Disturbances.beside
