@@ -77,4 +77,6 @@ class Many:
         holds = await asyncio.gather(*(each.hold(on_lost="signal") for each in locks))
         self._all = True
         await workflow.wait_condition(lambda: self._go)
-        return sum(await asyncio.gather(*(hold.release() for hold in holds)))
+        kept = sum(not hold.lost for hold in holds)
+        await asyncio.gather(*(hold.release() for hold in holds))
+        return kept
