@@ -18,7 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from redlease.primitives.overview import LOOKED_AT
+from redlease.primitives.overview import CHECKED_EACH
 from redlease.protocol import scripts
 from redlease.protocol.histories import PAGE_ENTRIES
 from redlease.protocol.snapshots import Reading
@@ -117,7 +117,7 @@ def queued(bench: Bench) -> None:
     bench.measure("renew", [fill.call("r", scripts.RENEW, *args)] * TIMES)
     bench.measure("check", [fill.call("r", scripts.CHECK, "holder", 1)] * TIMES)
     bench.measure("position", [fill.call("r", scripts.POSITION, last)] * TIMES)
-    bench.measure("totals", [fill.call("r", scripts.TOTALS, LOOKED_AT)] * TIMES)
+    bench.measure("totals", [fill.call("r", scripts.TOTALS, CHECKED_EACH)] * TIMES)
     bench.look("inspect, a page, large metadata", "r")
     bench.measure("watch", [fill.call("r", scripts.WATCH, 1000)] * TIMES)
     fill.die("r")
@@ -191,7 +191,7 @@ def expired(bench: Bench) -> None:
     count = min(bench.waiters, 5000)
     options: dict[str, Any] = {"weight": "1 0 60000 1000", "capacity": count, "label": LARGE}
     fill.wait("r", (f"k{number}" for number in range(count)), **options)
-    bench.measure("totals, many holders", [fill.call("r", scripts.TOTALS, LOOKED_AT)] * TIMES)
+    bench.measure("totals, many holders", [fill.call("r", scripts.TOTALS, CHECKED_EACH)] * TIMES)
     fill.lapse("r")
     asking = (fill.acquire("r", key="k1", waits_ms=0, weight=1, capacity=count) for _ in range(TIMES))
     bench.measure("acquire, expired holders with a lock delay", asking)

@@ -142,7 +142,7 @@ class OfRedlease(Library):
             permit = hold.permit
             return {} if hold.lost else {"fence": hold.fence, "until": permit.expires_at_ms * MS}
 
-        told = asyncio.create_task(self.tell_of_loss(plan, hold))
+        told = asyncio.create_task(self.notify_of_loss(plan, hold))
         await self.believe(plan, hold.ticket, draw, known)
         if draw.random() < 1 / 6:  # the long ones see a stop, and the end of what is not renewed
             for _ in range(12):
@@ -153,7 +153,7 @@ class OfRedlease(Library):
         self.recorder.returned(plan.name, call, ok=released)
         await told
 
-    async def tell_of_loss(self, plan: Plan, hold: Hold) -> None:
+    async def notify_of_loss(self, plan: Plan, hold: Hold) -> None:
         """Record when the hold is told that it is lost."""
         if await hold.wait_lost():
             at = now()

@@ -22,11 +22,11 @@ from .log import about
 from .options import own_name
 from .primitives.factory import PrimitiveFactory
 from .protocol import replies
-from .session.leases import LeaseKeeper
+from .session.leases import LeaseManager
 from .session.queueing import Session
 from .tickets import Tickets
 from .transport.addresses import GivenServers, NamedServers
-from .transport.base import LIMIT_MS, Reached, Transport, everything
+from .transport.base import LIMIT_MS, Reached, Transport, all_resources
 from .transport.cluster import Cluster
 from .transport.connection import Connection
 from .transport.sentinel import own_pool
@@ -92,8 +92,8 @@ class Redlease(PrimitiveFactory):
         given: Any = redis_client
         pool = getattr(given, "connection_pool", None)
         if not isinstance(pool, ConnectionPool):
-            said = "a URL: give it to `Redlease.from_url`" if isinstance(given, str) else type(given)
-            raise ValueError(f"redlease needs a client of redis.asyncio, not {said}")  # its repr may show a password
+            text = "a URL: give it to `Redlease.from_url`" if isinstance(given, str) else type(given)
+            raise ValueError(f"redlease needs a client of redis.asyncio, not {text}")  # its repr may show a password
         if isinstance(pool, SentinelConnectionPool):
             pool = own_pool(pool)
         self._set_up(pool, prefix, call_timeout=call_timeout, on_event=on_event, **settings)
@@ -167,9 +167,9 @@ class Redlease(PrimitiveFactory):
         self._terms = options.changed_terms(Terms(owner=""), **settings)
         self._connection = self._route(where)
         self._connection.limit_ms = limit_ms
-        self._keeper = LeaseKeeper(self._connection)
-        self._connection.emit = self._keeper.emit = emit
-        self.session = Session(self._keeper)
+        self._manager = LeaseManager(self._connection)
+        self._connection.emit = self._manager.emit = emit
+        self.session = Session(self._manager)
         self.tickets = Tickets(self.session, self._prefix)
         self._server: EmbeddedServer | None = None
         self._has_heard_noise = False
@@ -182,14 +182,16 @@ class Redlease(PrimitiveFactory):
 
     def _route(self, where: ConnectionPool | NamedServers | GivenServers) -> Transport:
         if isinstance(where, NamedServers | GivenServers):
-            return Cluster(where, self._prefix, self._on_ready, self._on_message, self._kept)
+            return Cluster(where, self._prefix, self._on_ready, self._on_message, self._subscribed_keys)
         return Connection(where, self._prefix, self._on_ready, self._on_message)
 
-    def _kept(self) -> set[bytes]:
+    def _subscribed_keys(self) -> set[bytes]:
         """Returns the state keys of all resources that this client holds or waits for."""
-        asked = {waiting.ask.resource.state_key for waiting in self.session.pending.values()}
+        asked = {waiting.request.resource.state_key for waiting in self.session.pending.values()}
         return (
-            asked | set(self.session.places) | {lease.ask.resource.state_key for lease in self._keeper.leases.values()}
+            asked
+            | set(self.session.waiter_leases)
+            | {lease.request.resource.state_key for lease in self._manager.leases.values()}
         )
 
     # Life
@@ -209,7 +211,7 @@ class Redlease(PrimitiveFactory):
             raise
         # Primitives made from now on are used in this process; earlier ones determine their owner on first use.
         self._terms = self._terms._replace(owner=self._terms.owner or own_name())
-        self._forget_wishes()
+        self._forget_specs()
         return self
 
     async def __aexit__(
@@ -220,7 +222,7 @@ class Redlease(PrimitiveFactory):
     async def abandon(self) -> None:
         """Closes the connection without releasing anything: permits and places stay until adopted or expired."""
         self.session.closed = True
-        self._keeper.schedule.close()
+        self._manager.schedule.close()
         await self.tickets.close()
         await self._connection.close()
 
@@ -230,28 +232,28 @@ class Redlease(PrimitiveFactory):
         Raises:
             RedleaseError: The client belongs to another event loop, which still runs.
         """
-        if not self._connection.at_home and not self._connection.orphaned:
+        if not self._connection.in_own_loop and not self._connection.is_foreign:
             raise RedleaseError("this client belongs to another event loop, which still runs: close it there")
-        if self._connection.orphaned:
+        if self._connection.is_foreign:
             self.session.closed = True
             await self._connection.close()
             return
         self.session.close(_closed_while_waiting)
         await asyncio.sleep(0)  # lets the waiting calls end
         own = []  # leases of the current task: it gets their loss at the end, or it could not finish closing
-        for lease in list(self._keeper.leases.values()):
+        for lease in list(self._manager.leases.values()):
             if lease.task is not None and lease.task is asyncio.current_task():
                 own.append(lease)
             else:
                 lease.lose("its client was closed", "closed")
-            self._keeper.give_back(lease)
+            self._manager.release(lease)
         try:
             if self._connection.started and self._connection.refusal is None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CLOSE_S):
-                        await self._keeper.drained()
+                        await self._manager.drained()
         finally:
-            self._keeper.schedule.close()
+            self._manager.schedule.close()
             await self.tickets.close()
             await self._connection.close()
             if self._server is not None:
@@ -259,9 +261,9 @@ class Redlease(PrimitiveFactory):
             for lease in own:
                 lease.lose("its client was closed", "closed")
 
-    def _on_ready(self, reached: Reached = everything) -> None:
+    def _on_ready(self, reached: Reached = all_resources) -> None:
         if self._connection.ready:
-            self._keeper.on_ready(reached)
+            self._manager.on_ready(reached)
         self.session.on_ready(reached)
 
     def _on_message(self, payload: bytes) -> None:
@@ -272,9 +274,9 @@ class Redlease(PrimitiveFactory):
         except ValueError as error:
             self._unreadable(error)
             return
-        lease = self._keeper.leases.get(message.about)
+        lease = self._manager.leases.get(message.about)
         if lease is not None:
-            lease.told(message)
+            lease.on_message(message)
         else:
             self.session.on_message(message)
 

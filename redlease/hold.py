@@ -18,10 +18,10 @@ from .errors import LeaseLost, RedleaseError
 from .events import Detached
 from .log import about
 from .models import Permit
-from .options import USUAL_HOLD, AcquireOptions, HoldOptions, OnLost
+from .options import DEFAULT_HOLD_OPTIONS, AcquireSpec, HoldOptions, OnLost
+from .session.acquire_errors import refused_without_waiting
 from .session.leases import Lease, Released
 from .session.queueing import PendingAcquire
-from .session.refusals import refused_at_once
 
 logger = logging.getLogger("redlease")
 
@@ -45,28 +45,28 @@ class HeldLease(Lease):
         self,
         granted: Granted,
         deadline_ms: float,
-        fate: HoldOptions,
+        hold_options: HoldOptions,
         now_ms: float,
         *,
-        handed_over: bool = False,
-        told: Sequence[Message] = (),
+        from_queue: bool = False,
+        messages: Sequence[Message] = (),
     ) -> None:
-        """Starts to renew a grant that is valid until `deadline_ms`; `told`: messages about it received since."""
-        if fate is not USUAL_HOLD:
-            self.on_lost = fate.on_lost
-            self.renew_until_ms = None if fate.max_hold_ms is None else now_ms + fate.max_hold_ms
+        """Starts to renew a grant that is valid until `deadline_ms`; `messages`: messages about it received since."""
+        if hold_options is not DEFAULT_HOLD_OPTIONS:
+            self.on_lost = hold_options.on_lost
+            self.renew_until_ms = None if hold_options.max_hold_ms is None else now_ms + hold_options.max_hold_ms
         self.fence, self.granted_at_ms, self.expires_at_ms, self.capacity = granted[:4]
         self.deadline_ms, self.begun_ms = deadline_ms, now_ms
-        if handed_over:
+        if from_queue:
             self._first = True
-        self.keeper.keep(self, now_ms)
-        for message in told:
-            self.told(message)
+        self.manager.keep(self, now_ms)
+        for message in messages:
+            self.on_message(message)
 
     def end(self) -> None:
         """Stops renewing; the caller decides what happens to the permit."""
         self.ended = True
-        self.keeper.forget(self)
+        self.manager.forget(self)
         self._finish()
 
     def on_loss(self) -> None:
@@ -78,22 +78,22 @@ class HeldLease(Lease):
         """Lets the request begin that has replaced it, as its body has ended."""
         if self.replaced:
             self.replaced = False
-            self.keeper.give_up(self, now_ms)
+            self.manager.release_request(self, now_ms)
 
     def _finish(self) -> None:
-        self.asker = None
+        self.requester = None
         self.forget_ticket()
         if self.over is not None:
             self.over.set()
 
-    def give_back(self, now_ms: float) -> asyncio.Future[Released]:
+    def release(self, now_ms: float) -> asyncio.Future[Released]:
         """Releases the permit; the future gets the outcome."""
         future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
-        self.keeper.give_back(self, future, now_ms)  # sent first: the server works meanwhile
+        self.manager.release(self, future, now_ms)  # sent first: the server works meanwhile
         self.end()
         return future
 
-    async def take_back_cancel(self, error: BaseException | None) -> bool:
+    async def undo_cancellation(self, error: BaseException | None) -> bool:
         """Undoes the cancellation that a loss requested; returns True if `error` is that cancellation and no other."""
         only_ours = self.leave()
         if only_ours and not isinstance(error, asyncio.CancelledError):
@@ -108,7 +108,7 @@ class HeldLease(Lease):
     def loss(self) -> LeaseLost:
         """Returns the error that says why the permit is no longer held."""
         why = "it was released or detached here" if self.ended and not self.lost else self.why()
-        return lease_lost(self.ask.resource.name, self.ask.ticket, self.fence, why)
+        return lease_lost(self.request.resource.name, self.request.ticket, self.fence, why)
 
 
 class Hold:
@@ -138,12 +138,12 @@ class Hold:
     @property
     def resource(self) -> str:
         """The name of the resource."""
-        return self._lease.ask.resource.name
+        return self._lease.request.resource.name
 
     @property
     def ticket(self) -> str:
         """The id of the request and of its permit."""
-        return self._lease.ask.ticket
+        return self._lease.request.ticket
 
     @property
     def fence(self) -> int:
@@ -158,11 +158,11 @@ class Hold:
     @property
     def permit(self) -> Permit:
         """The permit, with the deadline of its last renewal."""
-        lease, terms = self._lease, self._lease.ask.terms
+        lease, terms = self._lease, self._lease.request.terms
         return Permit(
-            *(self.resource, self.ticket, lease.fence, lease.ask.weight, lease.capacity, terms.lease_ms),
+            *(self.resource, self.ticket, lease.fence, lease.request.weight, lease.capacity, terms.lease_ms),
             *(lease.granted_at_ms, lease.expires_at_ms, terms.owner, dict(self._metadata)),
-            key=lease.ask.key or None,
+            key=lease.request.key or None,
         )
 
     def remaining(self) -> float:
@@ -194,7 +194,7 @@ class Hold:
         if self._lease.ended or not self._lease.check_deadline(now_ms):
             self._lease.make_room(now_ms)
             return False
-        return self._released(await self._lease.give_back(now_ms))
+        return self._released(await self._lease.release(now_ms))
 
     def _released(self, released: Released) -> bool:
         if released is None or isinstance(released, RedleaseError):
@@ -220,16 +220,17 @@ class Hold:
         """
         self.check()
         lease = self._lease
-        ask = lease.ask
-        answer = await lease.keeper.connection.call(
-            *(ask.resource, scripts.REDUCE, ask.ticket, lease.fence, 1, ask.terms.idle_ttl_ms), ticket=ask.ticket
+        request = lease.request
+        answer = await lease.manager.connection.call(
+            *(request.resource, scripts.REDUCE, request.ticket, lease.fence, 1, request.terms.idle_ttl_ms),
+            ticket=request.ticket,
         )
         held, more = answer.values
         if not held:
-            raise lease_lost(self.resource, ask.ticket, lease.fence, "the server no longer had it to downgrade it")
-        lease.ask = ask._replace(weight=1)
+            raise lease_lost(self.resource, request.ticket, lease.fence, "the server no longer had it to downgrade it")
+        lease.request = request._replace(weight=1)
         if more:
-            lease.keeper.follow_up(ask.resource, ask.terms)
+            lease.manager.follow_up(request.resource, request.terms)
 
     def detach(self) -> Permit:
         """Stops renewing and returns the permit. Its lease keeps running; any process may renew, adopt or release it.
@@ -242,9 +243,9 @@ class Hold:
         lease.fill_lease()
         permit = self.permit
         lease.end()
-        if (emit := lease.keeper.emit) is not None:
+        if (emit := lease.manager.emit) is not None:
             held = (clock.now_ms() - lease.begun_ms) / 1000
-            emit(Detached(*lease.ask.subject(), lease.fence, held, lease.ask.key or None))
+            emit(Detached(*lease.request.subject(), lease.fence, held, lease.request.key or None))
         return permit
 
     # The block
@@ -261,14 +262,14 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         lease = self._lease
-        cancelled_here = lease.cancelled and await lease.take_back_cancel(error)
+        cancelled_here = lease.cancelled and await lease.undo_cancellation(error)
         lease.task = None
         if not lease.ended and lease.check_deadline(now_ms := clock.now_ms()):
             if error is None or isinstance(error, Exception):
-                self._released(await lease.give_back(now_ms))
+                self._released(await lease.release(now_ms))
             else:  # cancelled, or the process is exiting: never wait for the network
                 lease.end()
-                lease.keeper.give_back(lease)
+                lease.manager.release(lease)
         if lease.replaced:
             lease.make_room(clock.now_ms())
         if lease.lost and lease.on_lost == "cancel":
@@ -306,14 +307,14 @@ class HoldRequest:
     def __init__(
         self,
         resource: str,
-        obtain: Callable[[AcquireOptions], Coroutine[Any, Any, Obtained]],
-        wish: AcquireOptions,
-        fate: HoldOptions,
+        obtain: Callable[[AcquireSpec], Coroutine[Any, Any, Obtained]],
+        spec: AcquireSpec,
+        hold_options: HoldOptions,
     ) -> None:
         self._resource = resource
         self._obtain = obtain
-        self._wish = wish
-        self._fate = fate
+        self._spec = spec
+        self._hold_options = hold_options
         self._used = False
 
     def __repr__(self) -> str:
@@ -332,36 +333,38 @@ class HoldRequest:
         return self._acquire().__await__()
 
     async def _acquire(self) -> Hold:
-        return self._begun(*await self._obtain(self._wish))
+        return self._begun(*await self._obtain(self._spec))
 
     def _begun(
         self, waiting: PendingAcquire, granted: Granted | None, forget_ticket: Callable[[], None], now_ms: float
     ) -> Hold:
         if granted is None:
             forget_ticket()
-            raise refused_at_once(waiting.ask.resource.name, self._wish.ticket, refuses=self._wish.full.refuses)
-        lease = HeldLease(waiting.session.keeper, waiting.ask, forget_ticket)
-        lease.may_be_duplicated, lease.asker = waiting.may_be_duplicated, waiting.task
+            raise refused_without_waiting(
+                waiting.request.resource.name, self._spec.ticket, refuses=self._spec.full.refuses
+            )
+        lease = HeldLease(waiting.session.manager, waiting.request, forget_ticket)
+        lease.may_be_duplicated, lease.requester = waiting.may_be_duplicated, waiting.task
         lease.start(
-            *(granted, waiting.deadline_ms, self._fate, now_ms),
-            handed_over=waiting.is_handed_over,
-            told=waiting.buffered_messages,
+            *(granted, waiting.deadline_ms, self._hold_options, now_ms),
+            from_queue=waiting.is_from_queue,
+            messages=waiting.buffered_messages,
         )
         if lease.lost and lease.on_lost == "cancel":
             lease.make_room(now_ms)
             raise lease.loss()
-        return Hold(lease, self._wish.metadata)
+        return Hold(lease, self._spec.metadata)
 
     async def __aenter__(self) -> Hold:
         if self._entered:
             raise RuntimeError(f"this {self._made_by} is entered already: call hold() again for another permit")
         self._used = self._entered = True
         try:
-            hold = self._hold = self._begun(*await self._obtain(self._wish))
+            hold = self._hold = self._begun(*await self._obtain(self._spec))
         except BaseException:
             self._entered = False
             raise
-        hold._lease.enter(hold._lease.asker)
+        hold._lease.enter(hold._lease.requester)
         return hold
 
     def __aexit__(

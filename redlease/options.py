@@ -38,7 +38,7 @@ class Durability:
 
 OnLost = Literal["cancel", "signal"]
 # Timeout, ticket, owner, metadata, priority, key, share, `when_full` and grace of most requests.
-USUAL: tuple[object, ...] = (None, None, None, None, 0, None, 1, "wait", GRACE_S)
+DEFAULTS: tuple[object, ...] = (None, None, None, None, 0, None, 1, "wait", GRACE_S)
 
 
 def own_name() -> str:
@@ -105,7 +105,7 @@ def changed_terms(
     return terms._replace(**changes) if changes else terms
 
 
-class AcquireOptions(NamedTuple):
+class AcquireSpec(NamedTuple):
     """The parameters of one acquire, checked; `packed` has those that are the same for every acquire like it.
 
     Unless given, the owner is empty until the first request: a primitive may be made before a fork.
@@ -122,7 +122,7 @@ class AcquireOptions(NamedTuple):
     full: WhenFull = WAITS
 
     @classmethod
-    def usual(cls, terms: Terms, weight: int = 1) -> AcquireOptions:
+    def default(cls, terms: Terms, weight: int = 1) -> AcquireSpec:
         """Returns the default options of a primitive; `weight`: what one unit of it weighs."""
         return cls(None, weight, terms, {}, None, arguments.pack_terms(terms, weight, arguments.label(terms.owner, {})))
 
@@ -138,10 +138,10 @@ class AcquireOptions(NamedTuple):
         share: float = 1,
         when_full: Full = "wait",
         grace: Duration = GRACE_S,
-    ) -> AcquireOptions:
+    ) -> AcquireSpec:
         """Returns the options with the caller's parameters; raises ValueError for a wrong one."""
         given = (timeout, ticket, owner, metadata, priority, key, share, when_full, grace)
-        if weight == 1 and type(weight) is int and given == USUAL:
+        if weight == 1 and type(weight) is int and given == DEFAULTS:
             return self
         timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
         if weight != 1 or type(weight) is not int:
@@ -163,10 +163,10 @@ class AcquireOptions(NamedTuple):
             timeout_ms = 0  # the server grants or refuses at once
         elif full.replaces:  # of those that it takes the place of there may be as many as may wait
             terms = terms._replace(max_waiters=None, max_waiters_per_key=None)
-        changed = AcquireOptions(ticket, weight * self.weight, terms, metadata, timeout_ms, b"", priority, turn, full)
+        changed = AcquireSpec(ticket, weight * self.weight, terms, metadata, timeout_ms, b"", priority, turn, full)
         return changed.packed_for(terms.owner)
 
-    def packed_for(self, owner: str) -> AcquireOptions:
+    def packed_for(self, owner: str) -> AcquireSpec:
         """Returns the options with that owner."""
         label = arguments.label(owner, self.metadata, self.turn.key)
         terms = self.terms._replace(owner=owner)
@@ -182,13 +182,13 @@ class HoldOptions(NamedTuple):
     max_hold_ms: int | None
 
 
-USUAL_HOLD = HoldOptions("cancel", None)
+DEFAULT_HOLD_OPTIONS = HoldOptions("cancel", None)
 
 
 def checked_hold_options(on_lost: OnLost, max_hold: Duration | None) -> HoldOptions:
     """Returns the caller's options of a hold; raises ValueError for a wrong one."""
     if on_lost == "cancel" and max_hold is None:
-        return USUAL_HOLD
+        return DEFAULT_HOLD_OPTIONS
     if on_lost not in ("cancel", "signal"):
         raise ValueError(f"on_lost must be 'cancel' or 'signal', not {on_lost!r}")
     return HoldOptions(on_lost, None if max_hold is None else limits.milliseconds("max_hold", max_hold, 1))

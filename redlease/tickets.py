@@ -33,8 +33,8 @@ from .protocol.snapshots import CHECKED_MOST, LIMIT_WORDS, LOSSES_MOST, Reading,
 from .session.leases import PendingRelease, Released
 from .session.queueing import Session
 from .session.replacing import Replacing
-from .transport.base import USUAL
-from .transport.masters import Master, asked_apart
+from .transport.base import CLIENT_DEFAULT
+from .transport.masters import Master, master_connections
 from .transport.replication import Demand, Replication
 
 __all__ = [
@@ -108,7 +108,7 @@ class Tickets:
 
     async def queue(
         self,
-        ask: AcquireRequest,
+        request: AcquireRequest,
         *,
         on_queued: Callable[[Queued], None],
         on_lapsed: Callable[[], Exception],
@@ -119,13 +119,13 @@ class Tickets:
         If the queue place lapses, the request is not queued again: the error that `on_lapsed` makes is raised. If the
         call is cancelled, what was granted stays on the server.
         """
-        waiting = self.session.enter(ask, claim=True)
+        waiting = self.session.enter(request, needs_full_lease=True)
         # A request that was queued before, by another relay, is no longer the newest.
-        replacing = Replacing(waiting, full) if full.replaces and not ask.arrival else None
+        replacing = Replacing(waiting, full) if full.replaces and not request.arrival else None
 
-        def queued(told: Queued) -> None:
-            waiting.ask = waiting.ask._replace(arrival=told.sequence)
-            on_queued(told)
+        def queued(listener: Queued) -> None:
+            waiting.request = waiting.request._replace(arrival=listener.sequence)
+            on_queued(listener)
             if replacing is not None:
                 replacing.queued()
 
@@ -134,7 +134,7 @@ class Tickets:
         try:
             granted = await waiting.future
             while granted is not None and (now_ms := clock.now_ms()) >= waiting.deadline_ms:
-                granted = await waiting.anew(now_ms)
+                granted = await waiting.restart(now_ms)
         finally:
             self.session.leave(waiting)
             waiting.future.cancel()
@@ -144,7 +144,7 @@ class Tickets:
         self,
         resource: Resource,
         ticket: str,
-        request: str,
+        request_id: str,
         *,
         lease_ms: int,
         capacity: int,
@@ -154,7 +154,7 @@ class Tickets:
         """Acquires a permit of weight 1 without queueing; returns the status if it was not granted."""
         terms = (self.session.new_name(), 0, 1, lease_ms, capacity, 0, -1, idle_ttl_ms, label)
         while True:
-            answer = await self._connection.call(resource, scripts.ACQUIRE, ticket, request, *terms, ticket=ticket)
+            answer = await self._connection.call(resource, scripts.ACQUIRE, ticket, request_id, *terms, ticket=ticket)
             status, *values = answer.values
             if status == Status.GRANTED:
                 return Granted(*values)
@@ -163,18 +163,18 @@ class Tickets:
 
     # Permits
 
-    async def replicate(self, ask: AcquireRequest, fence: int) -> int:
+    async def replicate(self, request: AcquireRequest, fence: int) -> int:
         """Waits until replicas have the permit, as its terms ask for; returns how many are known to have it in time.
 
         Raises:
             LeaseLost: The permit is no longer held.
         """
-        resource, terms = ask.resource, ask.terms
+        resource, terms = request.resource, request.terms
         pool = self._connection.endpoint_for(resource).pool
         if pool is None:
-            raise self._connection.unavailable(resource, ask.ticket, terms.replicas_ms)
+            raise self._connection.unavailable(resource, request.ticket, terms.replicas_ms)
         # A renewal is a write whose reply tells whether the permit is held: WAIT knows only of writes before it.
-        tail = pack("", ask.ticket, fence, terms.lease_ms, "write", terms.idle_ttl_ms)
+        tail = pack("", request.ticket, fence, terms.lease_ms, "write", terms.idle_ttl_ms)
         command = scripts.RENEW.head + resource.packed_keys + tail
         demand = Demand(terms.replicas, terms.replicas_ms)
         try:
@@ -184,15 +184,15 @@ class Tickets:
             return 0
         except ResponseError as error:
             raise RedleaseError(
-                f"resource {resource.name!r}: the server does not wait for replicas, so the grant of {ask.ticket!r} is "
-                f"given back. `durability` needs WAIT, and the right to call it (server: {error})",
+                f"resource {resource.name!r}: the server does not wait for replicas, so the grant of "
+                f"{request.ticket!r} is released. `durability` needs WAIT, and the right to call it (server: {error})",
                 resource=resource.name,
-                ticket=ask.ticket,
+                ticket=request.ticket,
             ) from error
         except ConnectionError:
-            raise self._connection.unavailable(resource, ask.ticket, terms.replicas_ms) from None
+            raise self._connection.unavailable(resource, request.ticket, terms.replicas_ms) from None
         if not written.reply[1]:
-            raise lease_lost(resource.name, ask.ticket, fence, GONE)
+            raise lease_lost(resource.name, request.ticket, fence, GONE)
         return written.replicas
 
     async def renew(
@@ -204,7 +204,7 @@ class Tickets:
         *,
         idle_ttl_ms: int,
         shorten: bool = False,
-        limit_ms: float | None = USUAL,
+        limit_ms: float | None = CLIENT_DEFAULT,
     ) -> Renewed:
         """Renews a permit. `shorten`: its lease may end earlier than before, which notifies its holder."""
         answer = await self._connection.call(
@@ -220,17 +220,17 @@ class Tickets:
         resource: Resource,
         ticket: str,
         fence: int,
-        request: str,
+        request_id: str,
         lease_ms: int,
         *,
         label: str,
         idle_ttl_ms: int,
         refence: bool = True,
-        limit_ms: float | None = USUAL,
+        limit_ms: float | None = CLIENT_DEFAULT,
     ) -> Adopted | None:
         """Takes over a permit, with `refence` under a new fence; None if it is no longer held under its fence."""
         answer = await self._connection.call(
-            *(resource, scripts.ADOPT, ticket, fence, request, self.session.new_name()),
+            *(resource, scripts.ADOPT, ticket, fence, request_id, self.session.new_name()),
             *(lease_ms, int(refence), idle_ttl_ms, label),
             limit_ms=limit_ms,
             ticket=ticket,
@@ -239,7 +239,9 @@ class Tickets:
         values = answer.values
         return Adopted._make([*values, answer.sent_ms]) if values[0] else None
 
-    async def check(self, resource: Resource, ticket: str, fence: int, *, limit_ms: float | None = USUAL) -> bool:
+    async def check(
+        self, resource: Resource, ticket: str, fence: int, *, limit_ms: float | None = CLIENT_DEFAULT
+    ) -> bool:
         """Returns True if a permit is held now, under its fence."""
         answer = await self._connection.call(resource, scripts.CHECK, ticket, fence, limit_ms=limit_ms, ticket=ticket)
         return bool(answer.values[0])
@@ -264,19 +266,26 @@ class Tickets:
         )
         return Freed(*map(bool, answer.values))
 
-    async def give_back(
-        self, ask: AcquireRequest, fence: int | None, *, lasts_ms: float, may_be_duplicated: bool, patience_ms: float
+    async def release(
+        self,
+        request: AcquireRequest,
+        fence: int | None,
+        *,
+        lasts_ms: float,
+        may_be_duplicated: bool,
+        answer_within_ms: float,
     ) -> Released:
-        """Releases what a request has; after `patience_ms` in the background, for `lasts_ms` at most.
+        """Releases what a request has; after `answer_within_ms` in the background, for `lasts_ms` at most.
 
         `fence`: None releases whatever the request has; `may_be_duplicated`: late copies of it may still arrive.
-        Returns whether it was held until now, the server's refusal, or None if neither is known within `patience_ms`.
+        Returns whether it was held until now, the server's refusal, or None if neither is known within
+        `answer_within_ms`.
         """
         future: asyncio.Future[Released] = asyncio.get_running_loop().create_future()
         self._connection.start()
         now_ms = clock.now_ms()
-        leaving = PendingRelease(self.session.keeper, ask, fence, now_ms + lasts_ms, may_be_duplicated, future)
-        leaving.patience_ms = patience_ms
+        leaving = PendingRelease(self.session.manager, request, fence, now_ms + lasts_ms, may_be_duplicated, future)
+        leaving.answer_within_ms = answer_within_ms
         leaving.start(now_ms)
         return await future
 
@@ -310,7 +319,7 @@ class Tickets:
 
     def masters(self) -> AbstractAsyncContextManager[list[Master]]:
         """Returns every master, for plain commands on connections of their own, which the end of the block closes."""
-        return asked_apart(self._connection)
+        return master_connections(self._connection)
 
     async def inspect(self, resource: Resource, *, declared: int, limit: int, counted: int = CHECKED_MOST) -> Snapshot:
         """The resource with at most `limit` holders and as many waiters, read in pages where one would be too large.
@@ -324,21 +333,21 @@ class Tickets:
         """What `inspect` reads, with the tickets of entries that cannot be read."""
         reading = Reading(resource.name, declared, limit, counted)
         while (args := reading.args) is not None:
-            reading.add(await self._look(resource, scripts.INSPECT, args))
+            reading.add(await self._read_page(resource, scripts.INSPECT, args))
         return reading
 
-    async def _look(self, resource: Resource, script: Script, args: tuple[int | str | bytes, ...]) -> list[Any]:
+    async def _read_page(self, resource: Resource, script: Script, args: tuple[int | str | bytes, ...]) -> list[Any]:
         """Calls a script with a large reply; few of them are unanswered at a time."""
         limit_ms = self._connection.limit_ms
         try:
             async with asyncio.timeout(limit_ms / 1000):
-                await self.session.looks.acquire()
+                await self.session.large_reads.acquire()
         except TimeoutError:
             raise self._connection.unavailable(resource, None, limit_ms) from None
         try:
             answer = await self._connection.call(resource, script, *args, losses_most=LOSSES_MOST)
         finally:
-            self.session.looks.release()
+            self.session.large_reads.release()
         return answer.values
 
     async def totals(self, resources: Sequence[Resource], looked_at: int) -> list[Totals | RedleaseError]:
@@ -365,13 +374,13 @@ class Tickets:
         found: list[Any] = []
         while len(found) < count:
             before, most = found[-1][0] if found else "", min(PAGE_ENTRIES, count - len(found))
-            page = await self._look(resource, scripts.HISTORY, (before, most))
+            page = await self._read_page(resource, scripts.HISTORY, (before, most))
             found += page
             if len(page) < most:
                 break
         entries, foreign = read_entries(found[::-1])
         if foreign:
-            self.session.remembered.found_foreign(resource.name, foreign)
+            self.session.memory.found_foreign(resource.name, foreign)
         return entries
 
     async def position(self, resource: Resource, ticket: str) -> Position | None:
@@ -402,22 +411,22 @@ class Tickets:
 
     # Messages
 
-    def listen(self, request: str, told: Callable[[Message], None]) -> None:
-        """Calls `told` with each message about a request that this client does not wait for or renew."""
-        self.session.listeners[request] = told
+    def listen(self, request_id: str, listener: Callable[[Message], None]) -> None:
+        """Calls `listener` with each message about a request that this client does not wait for or renew."""
+        self.session.listeners[request_id] = listener
 
-    def unlisten(self, request: str, told: Callable[[Message], None]) -> None:
+    def unlisten(self, request_id: str, listener: Callable[[Message], None]) -> None:
         """Ends `listen`, unless another callback has replaced this one."""
-        if self.session.listeners.get(request) == told:
-            del self.session.listeners[request]
+        if self.session.listeners.get(request_id) == listener:
+            del self.session.listeners[request_id]
 
     def on_reconnect(self, event: asyncio.Event) -> None:
         """Sets the event after each reconnect."""
         self.session.watchers.add(event)
 
-    async def subscribe(self, channel: str, told: Callable[[bytes], None]) -> None:
-        """Calls `told` with each payload published to a channel."""
-        await self._connection.subscribe(channel, told)
+    async def subscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
+        """Calls `listener` with each payload published to a channel."""
+        await self._connection.subscribe(channel, listener)
 
     async def close(self) -> None:
         """Closes the connections that wait for replicas."""
@@ -439,7 +448,7 @@ class Tickets:
         keys: Resource,
         script: Script,
         *args: str | int,
-        limit_ms: float | None = USUAL,
+        limit_ms: float | None = CLIENT_DEFAULT,
         losses_most: float = math.inf,
     ) -> list[Any]:
         """Calls a further script on its own keys; returns its reply without the tag.

@@ -25,12 +25,12 @@ from .errors import (
     Superseded,
     Unavailable,
     Withdrawn,
-    misuse,
-    misused,
+    as_usage_error,
+    usage_error,
+    without_keys,
     without_rates,
-    without_turns,
 )
-from .payloads.locks import Terms
+from .payloads.locks import ResourceTerms
 from .sequence.api import SequenceFailed, sequence
 from .workflow_side.all_of import AllRequest, Holds, all_of
 from .workflow_side.backend import Backend
@@ -68,17 +68,17 @@ __all__ = [
 ]
 
 
-BACKENDS: dict[str, Callable[[Terms], Backend]] = {
+BACKENDS: dict[str, Callable[[ResourceTerms], Backend]] = {
     each.name: each for each in (RedisBackend, SlotBackend, CoordinatorBackend)
 }
 
 
-def _backend(name: str, terms: Terms, endpoint: str | None = None) -> Backend:
+def _backend(name: str, terms: ResourceTerms, endpoint: str | None = None) -> Backend:
     if endpoint is not None:
-        return NexusBackend(terms, misuse(limits.checked_text, "endpoint", endpoint, limits.NAME_BYTES_MAX))
+        return NexusBackend(terms, as_usage_error(limits.checked_text, "endpoint", endpoint, limits.NAME_BYTES_MAX))
     if not isinstance(name, str) or name not in BACKENDS:
         message = f"backend must be one of {', '.join(map(repr, BACKENDS))}, not {name!r}"
-        raise misused(message)
+        raise usage_error(message)
     return BACKENDS[name](terms)
 
 
@@ -104,7 +104,7 @@ def lock(
     Raises:
         ValueError: A parameter is wrong. It is an `ApplicationError` too, and fails the run.
     """
-    terms = misuse(Terms.checked, name, 1, lease, max_waiters)
+    terms = as_usage_error(ResourceTerms.checked, name, 1, lease, max_waiters)
     return Lock(terms, _backend(backend, terms, endpoint))
 
 
@@ -143,13 +143,13 @@ def semaphore(
     """
     rates = {"rate": rate, "per_key_rate": per_key_rate}
     of_keys = {"per_key": per_key, "max_waiters_per_key": max_waiters_per_key}
-    terms = misuse(Terms.checked, name, capacity, lease, max_waiters, **of_keys, **rates)
-    kept_by = _backend(backend, terms, endpoint)
-    if any(each is not None for each in of_keys.values()) and not kept_by.has_turns:
-        raise without_turns(name, kept_by.name)
-    if any(each is not None for each in rates.values()) and not kept_by.has_rates:
-        raise without_rates(name, kept_by.name)
-    return Semaphore(terms, kept_by)
+    terms = as_usage_error(ResourceTerms.checked, name, capacity, lease, max_waiters, **of_keys, **rates)
+    implementation = _backend(backend, terms, endpoint)
+    if any(each is not None for each in of_keys.values()) and not implementation.has_turns:
+        raise without_keys(name, implementation.name)
+    if any(each is not None for each in rates.values()) and not implementation.has_rates:
+        raise without_rates(name, implementation.name)
+    return Semaphore(terms, implementation)
 
 
 def rwlock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None, backend: str = "redis") -> RWLock:
@@ -168,11 +168,11 @@ def rwlock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None,
         ValueError: A parameter is wrong, or the backend is "slots", on which a permit is one unit. It is an
             `ApplicationError` too, and fails the run.
     """
-    terms = misuse(Terms.checked, name, limits.CAPACITY_MAX, lease, max_waiters)
+    terms = as_usage_error(ResourceTerms.checked, name, limits.CAPACITY_MAX, lease, max_waiters)
     if backend == SlotBackend.name:
         message = (
             f"resource {name!r}: backend='slots' has no read-write locks, as a slot is one unit and a writer holds "
             "all: take backend='coordinator' or 'redis'"
         )
-        raise misused(message)
+        raise usage_error(message)
     return RWLock(terms, _backend(backend, terms))

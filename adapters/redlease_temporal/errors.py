@@ -12,7 +12,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 import redlease
 
-from .payloads.locks import Guard
+from .payloads.locks import PermitHeader
 
 
 class LockError(ApplicationError, redlease.RedleaseError):
@@ -59,7 +59,7 @@ NAMED: dict[str, type[LockError]] = {
 }
 
 
-class MisuseError(ApplicationError, ValueError):
+class UsageError(ApplicationError, ValueError):
     """Raised for a wrong parameter: a ValueError that fails the workflow run, not its workflow task."""
 
     def __init__(self, message: str) -> None:
@@ -69,25 +69,25 @@ class MisuseError(ApplicationError, ValueError):
         return type(self), (self.message,), self.__dict__
 
 
-def misused(message: str) -> MisuseError:
+def usage_error(message: str) -> UsageError:
     """The error for a wrong parameter."""
-    return MisuseError(message)
+    return UsageError(message)
 
 
-def without_turns(resource: str, backend: str) -> MisuseError:
+def without_keys(resource: str, backend: str) -> UsageError:
     """The error for a key, a share or a limit of a key on a backend that has none."""
     message = f"resource {resource!r}: backend={backend!r} has no keys: they need backend='redis' or 'coordinator'"
-    return misused(message)
+    return usage_error(message)
 
 
-def without_rates(resource: str, backend: str) -> MisuseError:
+def without_rates(resource: str, backend: str) -> UsageError:
     """The error for a rate on a backend that has none."""
-    return misused(f"resource {resource!r}: backend={backend!r} has no rates: they need backend='redis'")
+    return usage_error(f"resource {resource!r}: backend={backend!r} has no rates: they need backend='redis'")
 
 
-def without_replacing(resource: str, backend: str, when_full: str) -> MisuseError:
+def without_replacing(resource: str, backend: str, when_full: str) -> UsageError:
     """The error for a request that is to take the place of others, on a backend where none can."""
-    return misused(
+    return usage_error(
         f"resource {resource!r}: backend={backend!r} has no when_full={when_full!r}: it needs 'redis' or 'coordinator'"
     )
 
@@ -98,12 +98,12 @@ def refused_when_full(resource: str, ticket: str) -> QueueFull:
     return QueueFull(message, resource=resource, ticket=ticket)
 
 
-def misuse(call: Any, *args: Any, **named: Any) -> Any:
+def as_usage_error(call: Any, *args: Any, **named: Any) -> Any:
     """Returns the result of a check; raises its ValueError so that the workflow run fails, not its workflow task."""
     try:
         return call(*args, **named)
     except ValueError as error:
-        raise misused(str(error)) from error
+        raise usage_error(str(error)) from error
 
 
 def failure(error: Exception, *, retryable: bool = False) -> ApplicationError:
@@ -117,7 +117,7 @@ def failure(error: Exception, *, retryable: bool = False) -> ApplicationError:
             str(error), *details, type=name if name in NAMED else LockError.__name__, non_retryable=not retryable
         )
     # Misuse is known by the type of its failure, not by the name of its class.
-    kind = error.type if isinstance(error, MisuseError) else type(error).__name__
+    kind = error.type if isinstance(error, UsageError) else type(error).__name__
     return ApplicationError(str(error), type=kind, non_retryable=not retryable)
 
 
@@ -127,17 +127,17 @@ def refusal(error: ActivityError) -> Exception | None:
     if not isinstance(cause, ApplicationError):
         return None
     if cause.type == "ValueError":
-        return misused(cause.message)
+        return usage_error(cause.message)
     if cause.type in NAMED and cause.type != Unavailable.__name__:
         resource, ticket = (*cause.details, None, None)[:2]
         return NAMED[cause.type](cause.message, resource=resource, ticket=ticket)
     return None
 
 
-def lease_lost(guard: Guard, why: str) -> LeaseLost:
+def lease_lost(permit: PermitHeader, why: str) -> LeaseLost:
     """The error for a permit that is no longer held."""
     message = (
-        f"resource {guard.resource!r}: permit {guard.ticket!r} (fence {guard.fence}) is no longer held: {why}. "
+        f"resource {permit.resource!r}: permit {permit.ticket!r} (fence {permit.fence}) is no longer held: {why}. "
         "Stop the work that needs it, or acquire again"
     )
-    return LeaseLost(message, resource=guard.resource, ticket=guard.ticket)
+    return LeaseLost(message, resource=permit.resource, ticket=permit.ticket)

@@ -27,20 +27,20 @@ from redlease.models import Permit, Snapshot
 from .backends.slots.activities import SLOTS, SlotActivities
 from .backends.slots.completion import end_of
 from .backends.slots.workflow import Slot
-from .common.keeper_calls import UNSURE, gone
+from .common.resource_workflows import UNSURE, permit_gone
 from .payloads import slots
 from .payloads.coordinator import Release, Renewal, Requester
-from .payloads.locks import Checking, Inspecting, Terms
+from .payloads.locks import CheckCall, InspectCall, ResourceTerms
 from .worker import RedleasePlugin
 
 logger = logging.getLogger("redlease.temporal")
 
-RENEWALS_A_LEASE = 3
+RENEWALS_PER_LEASE = 3
 RETRY_S = 0.5  # the pause after a failed renewal
 WATCHED_MAX = 8  # slots whose end one waiter awaits
-LOOK_AGAIN_S = 3.0  # how often a waiter tries all slots again if there are more
+RETRY_BUSY_S = 3.0  # how often a waiter tries all slots again if there are more
 # After an error with one of these, the server may or may not have done what it was asked.
-AWAY = (UNSURE | {RPCStatusCode.RESOURCE_EXHAUSTED}) - {RPCStatusCode.DATA_LOSS}
+UNREACHABLE = (UNSURE | {RPCStatusCode.RESOURCE_EXHAUSTED}) - {RPCStatusCode.DATA_LOSS}
 
 
 def semaphore(
@@ -71,7 +71,7 @@ def semaphore(
     plugins = [plugin for plugin in client.config().get("plugins", ()) if isinstance(plugin, RedleasePlugin)]
     if not plugins:
         raise ValueError("connect the client with plugins=[RedleasePlugin(...)], which knows where slots run")
-    terms = Terms.checked(name, capacity, lease)
+    terms = ResourceTerms.checked(name, capacity, lease)
     if capacity > slots.CAPACITY_MAX:
         raise ValueError(f"capacity is at most {slots.CAPACITY_MAX} on slots, of which each is a workflow")
     return SlotSemaphore(client, plugins[0].internal_queue(client), terms)
@@ -85,7 +85,7 @@ def lock(client: Client, name: str, *, lease: Duration = 30.0, backend: str = "s
 class SlotSemaphore:
     """At most `capacity` units of a resource are held at once. Made by `semaphore`."""
 
-    def __init__(self, client: Client, task_queue: str, terms: Terms) -> None:
+    def __init__(self, client: Client, task_queue: str, terms: ResourceTerms) -> None:
         self._client = client
         self._task_queue = task_queue
         self._terms = terms
@@ -116,7 +116,7 @@ class SlotSemaphore:
         """
         permit, sent_ms = await self._acquire(timeout, None, owner, metadata)
         hold = SlotHold(self, permit, sent_ms + permit.lease_ms)
-        async with hold.kept():
+        async with hold.renewed():
             yield hold
 
     async def acquire(
@@ -156,11 +156,11 @@ class SlotSemaphore:
     async def check(self, permit: Permit) -> bool:
         """Whether the permit is held now, with its fence."""
         limits.checked_permit(permit, self.name)
-        return await self._slots.check(Checking(self._terms, permit.ticket, permit.fence))
+        return await self._slots.check(CheckCall(self._terms, permit.ticket, permit.fence))
 
     async def inspect(self, *, limit: int = 100) -> Snapshot:
         """The resource, with at most `limit` holders and as many waiters."""
-        return await self._slots.inspect(Inspecting(self._terms, limits.checked_count("limit", limit)))
+        return await self._slots.inspect(InspectCall(self._terms, limits.checked_count("limit", limit)))
 
     # Implementation
 
@@ -173,13 +173,13 @@ class SlotSemaphore:
             ticket = secrets.token_hex(16)
         limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
         owner = "" if owner is None else limits.checked_text("owner", owner, limits.OWNER_BYTES_MAX)
-        kept = slots.SlotMemo(self._terms, 0, ticket, 0, owner, limits.checked_metadata(metadata))
+        memo = slots.SlotMemo(self._terms, 0, ticket, 0, owner, limits.checked_metadata(metadata))
         # The error of the last slot that did not answer, empty once one did; at first, that none has answered yet.
-        away: list[Unavailable] = [SLOTS.unavailable(self.name, TimeoutError("not in time"))]
+        outages: list[Unavailable] = [SLOTS.unavailable(self.name, TimeoutError("not in time"))]
         try:
             async with asyncio.timeout(seconds or None):
                 while True:
-                    got = await self._try_all(kept, away)
+                    got = await self._try_all(memo, outages)
                     if isinstance(got, tuple) and clock.now_ms() < got[1] + got[0].lease_ms:
                         return got
                     if isinstance(got, tuple):
@@ -188,73 +188,73 @@ class SlotSemaphore:
                         raise TimeoutError
                     await self._until_one_ends(got)
         except TimeoutError:
-            if away:
-                raise away[0] from None
+            if outages:
+                raise outages[0] from None
             message = f"resource {self.name!r}: no permit within {seconds:g} s: others hold it; `inspect()` shows them"
             raise AcquireTimeout(message, resource=self.name, ticket=ticket) from None
 
     async def _try_all(
-        self, kept: slots.SlotMemo, away: list[Unavailable]
+        self, memo: slots.SlotMemo, outages: list[Unavailable]
     ) -> tuple[Permit, float] | list[tuple[int, str]]:
         """The permit of a free slot and when it was requested; or the slots, each with the run that holds it."""
         busy: list[tuple[int, str]] = []
         for slot in random.sample(range(self._terms.capacity), self._terms.capacity):
             sent_ms = clock.now_ms()
             try:
-                got = await self._take(kept, slot)
+                got = await self._take(memo, slot)
             except Unavailable as error:
                 logger.warning("%s", error)
-                away[:] = [error]
+                outages[:] = [error]
                 await asyncio.sleep(RETRY_S)
                 continue
-            away.clear()
+            outages.clear()
             if isinstance(got, Permit):
                 return got, sent_ms
             busy.append((slot, got))
         return busy
 
-    async def _take(self, kept: slots.SlotMemo, slot: int) -> Permit | str:
+    async def _take(self, memo: slots.SlotMemo, slot: int) -> Permit | str:
         """The permit of a slot, or the run that holds it."""
-        kept = slots.SlotMemo(kept.terms, slot, kept.ticket, kept.floor, kept.owner, kept.metadata)
-        taken = slots.SlotInput(kept, Requester("", "", "", kept.ticket), keep=False)
-        starting = asyncio.ensure_future(self._start(taken))
+        memo = slots.SlotMemo(memo.terms, slot, memo.ticket, memo.floor, memo.owner, memo.metadata)
+        slot_input = slots.SlotInput(memo, Requester("", "", "", memo.ticket), keep=False)
+        starting = asyncio.ensure_future(self._start(slot_input))
         try:
             run_id, is_mine = await asyncio.shield(starting)
             if not is_mine:
                 return run_id
-            return await self._slots.claim(slots.Started(self.name, slot, run_id, kept))
+            return await self._slots.claim(slots.StartedSlot(self.name, slot, run_id, memo))
         except BaseException:
-            self.spawn(self._undo(starting, taken))
+            self.spawn(self._undo(starting, slot_input))
             raise
 
-    async def _start(self, taken: slots.SlotInput) -> tuple[str, bool]:
+    async def _start(self, slot_input: slots.SlotInput) -> tuple[str, bool]:
         """The run of a slot, and whether this call started it."""
         try:
             handle = await self._client.start_workflow(
                 Slot.run,
-                taken,
-                id=slots.slot_id(self.name, taken.kept.slot),
+                slot_input,
+                id=slots.slot_id(self.name, slot_input.kept.slot),
                 task_queue=self._task_queue,
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
-                run_timeout=taken.run_timeout(),
-                memo={slots.MEMO: taken.kept},
-                static_summary=f"held by {taken.kept.owner or 'a service'}",
+                run_timeout=slot_input.run_timeout(),
+                memo={slots.MEMO: slot_input.kept},
+                static_summary=f"held by {slot_input.kept.owner or 'a service'}",
             )
         except WorkflowAlreadyStartedError as error:
             return error.run_id or "", False
         except RPCError as error:
-            if error.status not in AWAY:
+            if error.status not in UNREACHABLE:
                 raise
             raise SLOTS.unavailable(self.name, error) from error
         return handle.first_execution_run_id or "", True
 
-    async def _undo(self, starting: asyncio.Task[tuple[str, bool]], taken: slots.SlotInput) -> None:
+    async def _undo(self, starting: asyncio.Task[tuple[str, bool]], slot_input: slots.SlotInput) -> None:
         """Releases a slot that was being started when the caller gave up; if that fails, its lease expires."""
         with contextlib.suppress(Exception):
             _, is_mine = await starting
             if is_mine:
-                release = Release(taken.kept.ticket, None, taken.requester.request)
-                await self._slots.release(slots.SlotCall(self._terms, taken.kept.slot, release=release))
+                release = Release(slot_input.kept.ticket, None, slot_input.requester.request)
+                await self._slots.release(slots.SlotCall(self._terms, slot_input.kept.slot, release=release))
 
     async def _until_one_ends(self, busy: list[tuple[int, str]]) -> None:
         """Waits until one of these slots' runs has ended, by a long poll of the server."""
@@ -263,7 +263,7 @@ class SlotSemaphore:
         watched = random.sample(busy, min(WATCHED_MAX, len(busy)))
         waits = [asyncio.ensure_future(self._end_of(slot, run_id)) for slot, run_id in watched]
         try:
-            look_again_s = random.uniform(0.5, 1.0) * LOOK_AGAIN_S if len(busy) > len(watched) else None
+            look_again_s = random.uniform(0.5, 1.0) * RETRY_BUSY_S if len(busy) > len(watched) else None
             await asyncio.wait(waits, timeout=look_again_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
@@ -311,7 +311,7 @@ class SlotHold:
             raise self._loss()
 
     @contextlib.asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
+    async def renewed(self) -> AsyncIterator[None]:
         """Renews the permit while the block runs, cancels the block's task on a loss, and releases it at the end."""
         block = BlockTask()
         block.enter(asyncio.current_task())
@@ -337,7 +337,7 @@ class SlotHold:
             await asyncio.shield(self._pool.spawn(self._end(renewing)))
 
     def _loss(self) -> LeaseLost:
-        return gone(self.permit.resource, self.permit.ticket, self.permit.fence)
+        return permit_gone(self.permit.resource, self.permit.ticket, self.permit.fence)
 
     async def _end(self, renewing: asyncio.Task[None]) -> None:
         """Releases the permit; a cancelled task need not wait for that."""
@@ -348,7 +348,7 @@ class SlotHold:
 
     async def _renew(self, block: BlockTask) -> None:
         """Renews the permit; retries failed renewals until the lease ends."""
-        pause_s = self.permit.lease_ms / 1000 / RENEWALS_A_LEASE
+        pause_s = self.permit.lease_ms / 1000 / RENEWALS_PER_LEASE
         while self.remaining() > 0:
             await asyncio.sleep(min(pause_s, self.remaining()))
             try:
@@ -359,7 +359,7 @@ class SlotHold:
                         break  # `lost` was true already, and must stay so
                     self.permit = permit
                     self._deadline_ms = sent_ms + self.permit.lease_ms
-                    pause_s = self.permit.lease_ms / 1000 / RENEWALS_A_LEASE
+                    pause_s = self.permit.lease_ms / 1000 / RENEWALS_PER_LEASE
             except LeaseLost:
                 break
             except Exception as error:  # noqa: BLE001  whatever it is, the lease runs on and ends

@@ -22,20 +22,20 @@ from redlease import limits
 from redlease.limits import Duration
 
 from .common.descriptions import refused_in
-from .common.keeper_calls import Keepers
+from .common.resource_workflows import ResourceWorkflows
 from .sequence.api import (
     APPEND,
     SEQUENCE,
     UPDATE_ID_BYTES_MAX,
     AsyncHandler,
     Batch,
-    Failure,
+    BatchOutcome,
     Item,
-    Outcome,
+    ItemFailure,
     Progress,
     Result,
     SequenceFailed,
-    State,
+    SequenceState,
     ThreadedHandler,
     handling_of,
     result_type_of,
@@ -46,7 +46,7 @@ from .sequence.values import Value, checked_size, payload_of, value_of
 from .sequence.workflow import CONTINUED, START, SequenceWorkflow
 from .worker import RedleasePlugin
 
-SEQUENCES = Keepers("its sequence")
+SEQUENCES = ResourceWorkflows("its sequence")
 
 
 class Sequence(Generic[Item, Result]):
@@ -163,13 +163,13 @@ class Sequence(Generic[Item, Result]):
         values = [value_of(payload) for payload in self._encoded(items)]
         checked_size(self._resource, values)
         batch = Batch(START, values, self._handling)
-        state = State(self._resource, self._handling, [batch] if values else [])
+        state = SequenceState(self._resource, self._handling, [batch] if values else [])
         return await self._client.start_workflow(
             SEQUENCE,
             state,
             id=workflow_id_of(self._resource),
             task_queue=self._queue,
-            result_type=Outcome,
+            result_type=BatchOutcome,
         )
 
     async def results(self) -> list[Result]:
@@ -179,8 +179,8 @@ class Sequence(Generic[Item, Result]):
             SequenceFailed: One of those items failed for good.
             WorkflowFailureError: The sequence was ended from outside.
         """
-        handle: WorkflowHandle[Any, Outcome] = self._client.get_workflow_handle(
-            workflow_id_of(self._resource), result_type=Outcome
+        handle: WorkflowHandle[Any, BatchOutcome] = self._client.get_workflow_handle(
+            workflow_id_of(self._resource), result_type=BatchOutcome
         )
         try:
             outcome = await handle.result()
@@ -188,8 +188,8 @@ class Sequence(Generic[Item, Result]):
             if not isinstance(error.cause, ApplicationError) or error.cause.type != SequenceFailed.__name__:
                 raise
             details = error.cause.details[0]
-            failure = Failure(**details["failure"])
-            outcome = Outcome(details["results"], failure)
+            failure = ItemFailure(**details["failure"])
+            outcome = BatchOutcome(details["results"], failure)
         count = len(outcome.results) + (outcome.failure is not None)
         return results_of(self._resource, count, outcome, self._decoded)
 
@@ -211,7 +211,7 @@ class Sequence(Generic[Item, Result]):
         while True:
             start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
                 SequenceWorkflow.run,
-                State(self._resource, self._handling),
+                SequenceState(self._resource, self._handling),
                 id=workflow_id_of(self._resource),
                 task_queue=self._queue,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
@@ -228,8 +228,8 @@ class Sequence(Generic[Item, Result]):
                 cause = error.cause
                 if isinstance(cause, ApplicationError) and cause.type == CONTINUED:
                     continue
-                failure = Failure(str(cause), getattr(cause, "type", None) or type(cause).__name__)
-                results_of(self._resource, 1, Outcome(failure=failure), lambda value: value)
+                failure = ItemFailure(str(cause), getattr(cause, "type", None) or type(cause).__name__)
+                results_of(self._resource, 1, BatchOutcome(failure=failure), lambda value: value)
                 raise
             decoded: Result = self._decoded(value_of(result.payload))
             return decoded

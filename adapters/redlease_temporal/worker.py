@@ -71,7 +71,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         unknown_grace: How long permits are renewed while the Temporal server does not report whether their run is open.
         adopt_window: How long a run that was continued as new has to adopt the permits of its predecessor.
         wait_attempt: How long one attempt of a waiting activity lasts. A new attempt restores what Redis has lost.
-        looks_per_second: The most calls per second by which a relay asks for the status of runs.
+        polls_per_second: The most calls per second by which a relay asks for the status of runs.
         resource_label: Gets the name of a resource and returns what stands for it in the metrics of workflows: few
             different values, such as the part before a colon. Without it they do not say which resource it was.
         **redis_options: Further options of a redis-py connection.
@@ -96,7 +96,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         unknown_grace: Duration = 60.0,
         adopt_window: Duration = 30.0,
         wait_attempt: Duration = 300.0,
-        looks_per_second: float = 50.0,
+        polls_per_second: float = 50.0,
         resource_label: ResourceLabel | None = None,
         **redis_options: Any,
     ) -> None:
@@ -109,7 +109,7 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
             unknown_grace=unknown_grace,
             adopt_window=adopt_window,
             wait_attempt=wait_attempt,
-            looks_per_second=looks_per_second,
+            polls_per_second=polls_per_second,
         )
         if resource_label is not None and not callable(resource_label):
             raise ValueError(f"resource_label must be a function of a name, not {resource_label!r:.80}")
@@ -140,8 +140,8 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
         internal_queue = self._settings.task_queue_of(client)
         if task_queue == internal_queue:
             return config
-        runtime, around = self._runtime_of(client), config.get("interceptors", ())
-        before = next((each for each in around if isinstance(each, WorkerInterceptor)), None)
+        runtime, interceptors = self._runtime_of(client), config.get("interceptors", ())
+        before = next((each for each in interceptors if isinstance(each, WorkerInterceptor)), None)
         if before is not None:
             if before.runtime is runtime:  # this very plugin was given to the client and to the worker
                 return config
@@ -150,15 +150,15 @@ class RedleasePlugin(temporalio.client.Plugin, temporalio.worker.Plugin):
                 "give it to the client, and drop it from `Worker(plugins=[...])`"
             )
         interceptor = WorkerInterceptor(runtime, internal_queue, self._settings.wait_attempt_s, self._resource_label)
-        config["interceptors"] = [*around, interceptor]
+        config["interceptors"] = [*interceptors, interceptor]
         if config.get("workflows"):
             _warn_of_small_cache(task_queue, config.get("max_cached_workflows", CACHED_LEAST))
-            own = list(config.get("activities", ()))
-            if not own:
+            activities = list(config.get("activities", ()))
+            if not activities:
                 # The worker did not poll for activities, and must not start to take those of other workers on its
                 # queue.
                 config["no_remote_activities"] = True
-            config["activities"] = [*own, *runtime.local_activities()]
+            config["activities"] = [*activities, *runtime.local_activities()]
             config["workflow_runner"] = _passing_through(config.get("workflow_runner"))
         return config
 

@@ -266,7 +266,7 @@ Lose(r, w) ==
     /\ Forget(r, w)
     /\ UNCHANGED <<permit, tomb, heard, alive, up, st, asks, knows, marked, left, data, late, budget>>
 
-(* RunMonitor and _on_look: the chain of runs is followed to the one that is open. *)
+(* RunMonitor and _on_state: the chain of runs is followed to the one that is open. *)
 Fate(run) ==
     CASE st[run] = "open" -> "open"
       [] st[run] = "continued" /\ On("continued runs are followed") -> IF st["A2"] = "open" THEN "continued" ELSE "closed"
@@ -288,7 +288,7 @@ Look(r, w) ==
                               ELSE Forget(r, w) /\ UNCHANGED rec
     /\ UNCHANGED <<permit, tomb, heard, alive, up, runs, late, budget>>
 
-(* _owner_closed: by the fence, if the history of its run has that grant; else what its request has, which others may share.
+(* _run_closed: by the fence, if the history of its run has that grant; else what its request has, which others may share.
    Then its record is dropped, if it is still its own. *)
 GiveBack(r, w) ==
     LET t == tr[r][w]
@@ -326,7 +326,7 @@ Inherit(r, from, w) ==
     /\ tr' = [tr EXCEPT ![r][w] = FromRecord(known)]
     /\ UNCHANGED <<permit, tomb, heard, alive, up, runs, late, budget>>
 
-(* _find_unheard: what a claim without an answer has made its own. *)
+(* _find_untracked: what a claim without an answer has made its own. *)
 FindUnheard(r, w) ==
     LET known == rec[w] IN
     /\ On("what is its own is looked for") /\ r \in alive /\ Owns(r, w) /\ ~tr[r][w].on

@@ -25,7 +25,7 @@ from .changing import (
     set_pause,
     show_change,
 )
-from .connecting import LOCAL, AsJson, Name, Prefix, Url, resource_at, run, tell, told_in_one_line
+from .connecting import LOCAL, AsJson, Name, Prefix, Url, in_one_line, print_error, resource_at, run
 from .demo.command import run_demo
 from .doctor.examination import examine
 from .doctor.findings import show_findings
@@ -69,7 +69,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Eight processes share three permits, and two of them are killed. Exits with 1 if any promise was broken."""
-    with told_in_one_line():
+    with in_one_line():
         kept = run_demo(url, rounds=rounds, prefix=prefix, timeline=timeline, as_json=as_json)
     if not kept:
         raise typer.Exit(1)
@@ -92,7 +92,7 @@ def list_resources(
             listed = await Overview(client.tickets, pattern).look()
         show_list(listed, as_json=as_json)
         if not listed:
-            tell(f"no resource under the prefix {prefix!r} matches {pattern!r}")
+            print_error(f"no resource under the prefix {prefix!r} matches {pattern!r}")
         if any(each.error for each in listed):
             raise typer.Exit(1)
 
@@ -111,7 +111,9 @@ def top(
     """Show the resources live: sort, filter, open one. Without a terminal, or with --json, list them once."""
     if as_json or not is_terminal():
         if not as_json:
-            tell("there is no terminal to show the resources live on, so they are listed once, as by `redlease ls`")
+            print_error(
+                "there is no terminal to show the resources live on, so they are listed once, as by `redlease ls`"
+            )
         list_resources(pattern, url, prefix, as_json)
         return
     if signal_number := run(show_top(url, prefix, pattern, every)):
@@ -177,7 +179,7 @@ def history(
     entries = run(look())
     if not entries:
         kept = f"history of {name!r} under the prefix {prefix!r}"
-        tell(f"there is no {kept}. A client with `history=1000` has one written")
+        print_error(f"there is no {kept}. A client with `history=1000` has one written")
         raise typer.Exit(1)
     show_history(entries, as_json=as_json)
 
@@ -234,8 +236,8 @@ def release(
         return
     released = run(release_ticket(name, ticket, url, prefix, yes=yes))
     whom, where = plain(ticket), plain(name)
-    told = f"{whom} is taken out of {where}." if released else f"{where} has no holder and no waiter {whom}."
-    show_change(told, {"resource": name, "ticket": ticket, "released": released}, as_json=as_json)
+    text = f"{whom} is taken out of {where}." if released else f"{where} has no holder and no waiter {whom}."
+    show_change(text, {"resource": name, "ticket": ticket, "released": released}, as_json=as_json)
     if not released:
         raise typer.Exit(1)
 
@@ -256,8 +258,8 @@ def resize(
     Exits with 66 if the server knows nothing of that name.
     """
     run(set_capacity(capacity, Target(name, url, prefix, create, yes)))
-    told = f"The capacity of {plain(name)} is {capacity} now."
-    show_change(told, {"resource": name, "capacity": capacity}, as_json=as_json)
+    text = f"The capacity of {plain(name)} is {capacity} now."
+    show_change(text, {"resource": name, "capacity": capacity}, as_json=as_json)
 
 
 LimitUntil = Annotated[str | None, typer.Option("--until", help="The end: 90s, 30m, 2h, 1d, or 2031-01-31T18:00.")]
@@ -305,8 +307,8 @@ def unlimit(
     """Lift the limits of a resource, or of a key of it. Exits with 1 if there was none."""
     lifted = run(lift_limits(name, key, url, prefix, held_back=held_back))
     whose = plain(name) if key is None else f"key {plain(key)} of {plain(name)}"
-    told = f"The limit of {whose} is lifted." if lifted else f"There is no limit of {whose}."
-    show_change(told, {"resource": name, "key": key, "lifted": lifted}, as_json=as_json)
+    text = f"The limit of {whose} is lifted." if lifted else f"There is no limit of {whose}."
+    show_change(text, {"resource": name, "key": key, "lifted": lifted}, as_json=as_json)
     if not lifted:
         raise typer.Exit(1)
 
@@ -335,8 +337,8 @@ def pause(
 def unpause(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
     """End a pause. Exits with 1 if there was none."""
     ended = run(end_pause(name, url, prefix))
-    told = f"{plain(name)} is not paused any more." if ended else f"{plain(name)} was not paused."
-    show_change(told, {"resource": name, "ended": ended}, as_json=as_json)
+    text = f"{plain(name)} is not paused any more." if ended else f"{plain(name)} was not paused."
+    show_change(text, {"resource": name, "ended": ended}, as_json=as_json)
     if not ended:
         raise typer.Exit(1)
 

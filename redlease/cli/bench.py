@@ -137,16 +137,16 @@ def show_measured(measured: Measured, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(measured)))
         return
-    told = (
+    text = (
         ("server", measured.server),
-        ("round trip", _told(measured.round_trip, "of PING")),
-        ("one lock", f"{_told(measured.pair, 'to acquire and release')}; {measured.pair.per_second:,.0f} a second"),
+        ("round trip", _text(measured.round_trip, "of PING")),
+        ("one lock", f"{_text(measured.pair, 'to acquire and release')}; {measured.pair.per_second:,.0f} a second"),
         ("many locks", f"{measured.pairs.per_second:,.0f} pairs a second by {MANY} tasks on one connection"),
-        ("hand-off", f"{_told(measured.hand_off, 'from a release to the next of ' + str(CONTENDERS) + ' clients')}"),
+        ("hand-off", f"{_text(measured.hand_off, 'from a release to the next of ' + str(CONTENDERS) + ' clients')}"),
     )
-    for what, said in told:
-        typer.echo(f"{what:<12}{said}")
+    for what, detail in text:
+        typer.echo(f"{what:<12}{detail}")
 
 
-def _told(times: Times, what: str) -> str:
+def _text(times: Times, what: str) -> str:
     return f"{times.median_ms:.2f} ms in the median, {times.slowest_hundredth_ms:.2f} ms at most in 99 of 100, {what}"

@@ -48,9 +48,9 @@ Create = Annotated[bool, typer.Option("--create", help="Even if nothing is known
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def show_change(told: str, result: dict[str, object], *, as_json: bool) -> None:
+def show_change(text: str, result: dict[str, object], *, as_json: bool) -> None:
     """Prints what has changed, in a sentence or as JSON."""
-    typer.echo(json.dumps(result) if as_json else told)
+    typer.echo(json.dumps(result) if as_json else text)
 
 
 async def release_ticket(name: str, ticket: str, url: str, prefix: str, *, yes: bool) -> bool:

@@ -30,7 +30,7 @@ Prefix = Annotated[str, typer.Option(help="What the keys begin with.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def tell(error: object) -> None:
+def print_error(error: object) -> None:
     """Prints an error on the standard error stream, with what a terminal would obey escaped."""
     lines = f"redlease: {error}".splitlines()  # several if it quotes the log of a server
     typer.echo("\n".join(map(printable, lines)), err=True)
@@ -41,18 +41,18 @@ class NothingKnown(Exception):
 
 
 @contextmanager
-def told_in_one_line(status: int = 1) -> Iterator[None]:
+def in_one_line(status: int = 1) -> Iterator[None]:
     """Prints the errors of a command without a traceback, and exits with that status, or with one that says which."""
     try:
         yield
     except NothingKnown as error:
-        tell(error)
+        print_error(error)
         raise typer.Exit(Exit.UNKNOWN) from None
     except RedleaseError as error:
-        tell(error)
+        print_error(error)
         raise typer.Exit(status if isinstance(error, ValueError) else Exit.UNAVAILABLE) from None
     except (ValueError, OSError) as error:
-        tell(error)
+        print_error(error)
         raise typer.Exit(status) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -60,7 +60,7 @@ def told_in_one_line(status: int = 1) -> Iterator[None]:
 
 def run(coroutine: Coroutine[Any, Any, T], *, status: int = 1) -> T:
     """Runs a command to its end; an error exits with that status, or with one that says which."""
-    with told_in_one_line(status):
+    with in_one_line(status):
         return asyncio.run(coroutine)
 
 

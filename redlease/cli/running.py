@@ -18,7 +18,7 @@ from typing import Self
 from redlease import AcquireTimeout, Hold, LeaseLost, NeverFits, QueueFull, Redlease, RedleaseError, Withdrawn, clock
 from redlease.primitives.semaphore import as_declared
 
-from .connecting import tell
+from .connecting import print_error
 from .statuses import Exit
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -64,18 +64,18 @@ async def run_job(job: Job, url: str, prefix: str) -> int:
                 raise
             return 128 + signals.received
         except (AcquireTimeout, QueueFull, Withdrawn) as error:
-            tell(error)
+            print_error(error)
             return Exit.NOT_GRANTED
         except LeaseLost as error:
-            tell(error)
+            print_error(error)
             return Exit.LOST
         except NeverFits:  # a wrong parameter, like the other errors of that kind
             raise
         except RedleaseError as error:
-            tell(error)
+            print_error(error)
             return Exit.UNAVAILABLE
         except OSError as error:
-            tell(error)
+            print_error(error)
             return Exit.BROKEN
 
 
@@ -86,7 +86,7 @@ async def _run_under(hold: Hold, job: Job, signals: Signals) -> int:
     try:
         hold.check()
     except LeaseLost as error:
-        tell(error)
+        print_error(error)
         return Exit.LOST
     return status
 
@@ -145,7 +145,7 @@ class Supervised:
             self._process = subprocess.Popen(
                 [*program, *map(str, settings), *self._job.command],
                 pass_fds=[theirs.fileno()],
-                env=os.environ | _told(self._hold),
+                env=os.environ | _text(self._hold),
                 process_group=0,  # what ends the group of `redlease run` does not end the supervisor
             )
         return self
@@ -172,7 +172,7 @@ class Supervised:
             self._over = True
             return self._not_started(int(outcome.removeprefix("failed ")))
         if not self._hold.lost:
-            tell("the supervisor of the command has ended, and the command with it. Run it again")
+            print_error("the supervisor of the command has ended, and the command with it. Run it again")
         return Exit.BROKEN
 
     def pass_on(self, number: int) -> None:
@@ -220,9 +220,9 @@ class Supervised:
 
     def _not_started(self, number: int) -> int:
         found = number != errno.ENOENT
-        tell(f"{self._job.command[0]} {'cannot be run' if found else 'was not found'}: {os.strerror(number)}")
+        print_error(f"{self._job.command[0]} {'cannot be run' if found else 'was not found'}: {os.strerror(number)}")
         return Exit.NOT_EXECUTABLE if found else Exit.NOT_FOUND
 
 
-def _told(hold: Hold) -> dict[str, str]:
+def _text(hold: Hold) -> dict[str, str]:
     return {"REDLEASE_RESOURCE": hold.resource, "REDLEASE_TICKET": hold.ticket, "REDLEASE_FENCE": str(hold.fence)}

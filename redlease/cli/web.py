@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .connecting import run, tell
+from .connecting import print_error, run
 from .demo.run import without_secrets
 from .plain import plain
 
@@ -35,7 +35,7 @@ def serve_view(
         missing = (error.name or "").partition(".")[0]
         if missing not in NEEDED:
             raise
-        tell(f"this command needs {missing}. Install it with: pip install 'redlease[web]'")
+        print_error(f"this command needs {missing}. Install it with: pip install 'redlease[web]'")
         raise typer.Exit(1) from None
 
     def on_ready(address: Address) -> None:
@@ -44,13 +44,13 @@ def serve_view(
         if as_json:
             typer.echo(json.dumps({"url": address.url, "token": address.token}))
         else:
-            typer.echo(_told(address, settings.server, prefix))
+            typer.echo(_text(address, settings.server, prefix))
 
     settings = Settings(url, prefix, pattern, without_secrets(url), host, port, hosts, allow_changes)
     run(serve(settings, on_ready))
 
 
-def _told(address: Address, server: str, prefix: str) -> str:
+def _text(address: Address, server: str, prefix: str) -> str:
     where = address.url if address.token is None else f"{address.url}#token={address.token}"
     mode = "Read-only."
     if address.changes:
@@ -61,7 +61,9 @@ def _told(address: Address, server: str, prefix: str) -> str:
 
 
 def _warn(address: Address) -> None:
-    tell("WARNING: this is not a loopback address. Whoever reaches the port sees all names, owners and metadata.")
+    print_error(
+        "WARNING: this is not a loopback address. Whoever reaches the port sees all names, owners and metadata."
+    )
     if address.changes:
-        tell("WARNING: the token travels unencrypted. Whoever reads along can release and resize everything.")
-    tell("Use --host 127.0.0.1 with an SSH tunnel, or a proxy that adds TLS and a login.")
+        print_error("WARNING: the token travels unencrypted. Whoever reads along can release and resize everything.")
+    print_error("Use --host 127.0.0.1 with an SSH tunnel, or a proxy that adds TLS and a login.")

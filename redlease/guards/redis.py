@@ -16,7 +16,7 @@ from redlease.protocol.scripts import Script, read_lua
 from redlease.tickets import Tickets
 from redlease.transport.cluster import Cluster
 
-from .refusals import stale_fence
+from .errors import stale_fence
 
 STALE, FAILED = 0, -1  # the outcomes in the reply, besides 1 for accepted
 SCRIPTS_KEPT = 64  # how many of the users' scripts are cached

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from redlease import limits
 
-from .refusals import stale_fence
+from .errors import stale_fence
 
 if TYPE_CHECKING:
     from typing import TypeAlias

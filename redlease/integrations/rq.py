@@ -63,9 +63,9 @@ def exclusive(
 
 
 def _retry(retry: Retry) -> jobs.NotGranted:
-    def give_back(error: RedleaseError) -> Retry:
+    def release(error: RedleaseError) -> Retry:
         if get_current_job() is None:
             raise error  # a plain call, which nobody would repeat
         return retry
 
-    return give_back
+    return release

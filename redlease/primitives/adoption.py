@@ -36,23 +36,25 @@ class AdoptRequest(HoldRequest):
         return await hold.__aenter__()
 
 
-def kept(
+def subscribed_keys(
     session: Session,
-    ask: AcquireRequest,
+    request: AcquireRequest,
     adopted: Adopted,
-    fate: HoldOptions,
-    told: Sequence[Message],
+    hold_options: HoldOptions,
+    messages: Sequence[Message],
     *,
     forget_ticket: Callable[[], None],
 ) -> HeldLease:
-    """Renews an adopted permit from then on; `told`: messages about it received since it was asked for."""
+    """Renews an adopted permit from then on; `messages`: messages about it received since it was asked for."""
     fence, granted_at_ms, expires_at_ms, weight, capacity, sent_ms = adopted
-    granted, terms = Granted(fence, granted_at_ms, expires_at_ms, capacity), ask.terms
-    lease = HeldLease(session.keeper, ask._replace(weight=weight), forget_ticket)
-    if (emit := session.keeper.emit) is not None:
-        emit(events.Granted(ask.resource.name, ask.ticket, weight, fence, 0.0, False, ask.key or None))
-    lease.start(granted, sent_ms + terms.lease_ms - clock.SERVER_TICK_MS, fate, clock.now_ms(), told=told)
+    granted, terms = Granted(fence, granted_at_ms, expires_at_ms, capacity), request.terms
+    lease = HeldLease(session.manager, request._replace(weight=weight), forget_ticket)
+    if (emit := session.manager.emit) is not None:
+        emit(events.Granted(request.resource.name, request.ticket, weight, fence, 0.0, False, request.key or None))
+    lease.start(
+        granted, sent_ms + terms.lease_ms - clock.SERVER_TICK_MS, hold_options, clock.now_ms(), messages=messages
+    )
     if session.closed:  # closed before the reply came: `close` has released all other holds
         lease.lose("its client was closed", "closed")
-        session.keeper.give_back(lease)
+        session.manager.release(lease)
     return lease

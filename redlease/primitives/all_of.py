@@ -49,9 +49,9 @@ class AllRequest:
 
     def __init__(self, parts: Sequence[Semaphore | Units], timeout: Duration | None, options: dict[str, Any]) -> None:
         self._timeout_ms = None if timeout is None else limits.milliseconds("timeout", timeout)
-        fate = {name: options.pop(name) for name in ("on_lost", "max_hold")}
-        checked_hold_options(**fate)
-        self._options = options | fate
+        hold_options = {name: options.pop(name) for name in ("on_lost", "max_hold")}
+        checked_hold_options(**hold_options)
+        self._options = options | hold_options
         units = [part if isinstance(part, Units) else Units(part, 1) for part in parts]
         self._parts = _merged(units)
         self._names = [part.pool.name for part in units]

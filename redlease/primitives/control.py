@@ -9,7 +9,7 @@ from typing import Literal
 from redlease import limits
 from redlease.limits import Duration, Until
 from redlease.models import HistoryEntry, LimitKind, Position, Snapshot
-from redlease.options import AcquireOptions, own_name
+from redlease.options import AcquireSpec, own_name
 from redlease.protocol import arguments, snapshots
 from redlease.protocol.encoding import Resource
 from redlease.protocol.histories import HISTORY_COUNT
@@ -23,13 +23,13 @@ RELEASED_AT_ONCE = 100  # permits of others, each of which costs a message
 class ResourceControl:
     """Operations on a resource as a whole: the base of the primitives."""
 
-    def __init__(self, tickets: Tickets, resource: Resource, usual: AcquireOptions) -> None:
+    def __init__(self, tickets: Tickets, resource: Resource, default_spec: AcquireSpec) -> None:
         self._tickets = tickets
         self._session = session = tickets.session
         self._connection = session.connection
         self._resource = resource
-        self._terms = usual.terms
-        self._usual = usual
+        self._terms = default_spec.terms
+        self._default_spec = default_spec
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} capacity={self._terms.capacity}>"
@@ -114,7 +114,7 @@ class ResourceControl:
             kind = "a lock: its processes declare a capacity of 1" if done.refused_for == 1 else "a read-write lock"
             raise ValueError(f"{self.name!r} cannot be resized to {capacity}: it is {kind}")
         if done.more:
-            self._session.keeper.follow_up(self._resource, self._terms)
+            self._session.manager.follow_up(self._resource, self._terms)
 
     # Limits
 
@@ -240,7 +240,7 @@ class ResourceControl:
             self._resource, kind, key, units, until, idle_ttl_ms=terms.idle_ttl_ms, label=label
         )
         if done.more:
-            self._session.keeper.follow_up(self._resource, terms)
+            self._session.manager.follow_up(self._resource, terms)
         return done
 
     async def release_all(self, *, queue: bool = False) -> int:
@@ -278,7 +278,7 @@ class ResourceControl:
             *(self._resource, ticket, fence), tombstone_ms=terms.lease_ms, notify=True, idle_ttl_ms=terms.idle_ttl_ms
         )
         if freed.more:
-            self._session.keeper.follow_up(self._resource, terms)
+            self._session.manager.follow_up(self._resource, terms)
         return freed.released
 
     def watch(self) -> AsyncGenerator[Snapshot, None]:

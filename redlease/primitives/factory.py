@@ -10,7 +10,7 @@ from redlease import limits, options
 from redlease.guards.redis import Guard
 from redlease.hold import Hold
 from redlease.limits import GRACE_S, Duration, Full, Rate
-from redlease.options import AcquireOptions, Durability, OnLost
+from redlease.options import AcquireSpec, Durability, OnLost
 from redlease.protocol.arguments import Terms
 from redlease.protocol.encoding import Resource
 from redlease.session.queueing import Session
@@ -37,11 +37,11 @@ class PrimitiveFactory:
     def _set_up_factory(self) -> None:
         # Most callers make a new primitive for each use, with few names and the same settings.
         self._known_resource = lru_cache(maxsize=NAMES_KEPT)(partial(Resource, self._prefix))
-        self._known_wish = lru_cache(maxsize=64, typed=True)(self._usual_wish)
+        self._known_spec = lru_cache(maxsize=64, typed=True)(self._make_spec)
 
-    def _forget_wishes(self) -> None:
+    def _forget_specs(self) -> None:
         """Lets primitives made from now on have the client's current terms."""
-        self._known_wish.cache_clear()
+        self._known_spec.cache_clear()
 
     def lock(
         self,
@@ -75,8 +75,8 @@ class PrimitiveFactory:
             ValueError: A parameter is wrong.
             RedleaseError: The client is closed.
         """
-        usual = self._wish(1, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, history, durability)
-        return Lock(self.tickets, self._resource(name), usual)
+        default_spec = self._spec(1, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, history, durability)
+        return Lock(self.tickets, self._resource(name), default_spec)
 
     def semaphore(
         self,
@@ -123,11 +123,11 @@ class PrimitiveFactory:
             RedleaseError: The client is closed.
         """
         limits.checked_count("capacity", capacity)
-        usual = self._wish(
+        default_spec = self._spec(
             *(capacity, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, history, durability, per_key),
             *(rate, per_key_rate, max_waiters_per_key),
         )
-        return Semaphore(self.tickets, self._resource(name), usual)
+        return Semaphore(self.tickets, self._resource(name), default_spec)
 
     def rwlock(
         self,
@@ -147,10 +147,10 @@ class PrimitiveFactory:
         A lock or semaphore of the same name would be the same resource with another capacity: give each its own name.
         The parameters and errors are those of `lock`.
         """
-        usual = self._wish(
+        default_spec = self._spec(
             limits.CAPACITY_MAX, lease, owner, waiter_lease, idle_ttl, max_waiters, lock_delay, history, durability
         )
-        return RWLock(self.tickets, self._resource(name), usual)
+        return RWLock(self.tickets, self._resource(name), default_spec)
 
     def all(
         self,
@@ -294,14 +294,14 @@ class PrimitiveFactory:
         """
         return await Checkpoints(self.tickets, self._resource(resource), id).forget()
 
-    def _wish(self, *settings: Any) -> AcquireOptions:
+    def _spec(self, *settings: Any) -> AcquireSpec:
         self.session.check_open()
         try:
-            return self._known_wish(*settings)
+            return self._known_spec(*settings)
         except TypeError:  # an unhashable value is no valid setting; the check raises the right error
-            return self._usual_wish(*settings)
+            return self._make_spec(*settings)
 
-    def _usual_wish(  # noqa: PLR0917  positional for speed: looked up for every primitive that is made
+    def _make_spec(  # noqa: PLR0917  positional for speed: looked up for every primitive that is made
         self,
         capacity: int,
         lease: Duration | None,
@@ -316,7 +316,7 @@ class PrimitiveFactory:
         rate: Rate | Literal[0] | None = None,
         per_key_rate: Rate | Literal[0] | None = None,
         max_waiters_per_key: int | None = None,
-    ) -> AcquireOptions:
+    ) -> AcquireSpec:
         terms = options.changed_terms(
             self._terms,
             capacity=capacity,
@@ -333,7 +333,7 @@ class PrimitiveFactory:
             per_key_rate=per_key_rate,
             max_waiters_per_key=max_waiters_per_key,
         )
-        return AcquireOptions.usual(terms)
+        return AcquireSpec.default(terms)
 
     def _resource(self, name: str) -> Resource:
         return self._known_resource(name) if type(name) is str else Resource(self._prefix, name)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, get_args
 
 from redlease.hold import Hold, HoldRequest
-from redlease.options import AcquireOptions, HoldOptions
+from redlease.options import AcquireSpec, HoldOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,13 +55,13 @@ class Decorator:
 
 
 def requests_of(
-    pool: Any, wish: Callable[[str | None], AcquireOptions], fate: HoldOptions
+    pool: Any, spec: Callable[[str | None], AcquireSpec], hold_options: HoldOptions
 ) -> Callable[[str | None, str | None], HoldRequest]:
     """Returns what makes the hold of one call of a function that `pool.guarded` decorates; `pool`: a semaphore."""
 
     def request(key: str | None, turn_key: str | None) -> HoldRequest:
         named = pool if key is None else pool._named(f"{pool.name}:{key}")
-        return HoldRequest(named.name, named._obtain, wish(turn_key), fate)
+        return HoldRequest(named.name, named._obtain, spec(turn_key), hold_options)
 
     return request
 

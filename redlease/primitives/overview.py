@@ -16,7 +16,7 @@ from redlease.tickets import Tickets, Totals
 # What who only looks declares as the capacity, and so finds as that of a resource that is unknown to the server.
 UNDECLARED = CAPACITY_MAX
 # How many holders of a resource are looked at for the longest hold, so that each costs the server little.
-LOOKED_AT = 100
+CHECKED_EACH = 100
 BATCH = 32  # resources that are asked for together: a server answers them without a break for others
 EACH_MS = 10  # how long no other resource is read, for each that is: 500 times what that costs an idle server
 SCAN_EVERY_MS = 10_000  # how often new names are looked for, at most
@@ -109,7 +109,7 @@ class Overview:
     async def _read(self, resources: list[Resource]) -> None:
         for at in range(0, len(resources), BATCH):
             batch = resources[at : at + BATCH]
-            for resource, totals in zip(batch, await self._tickets.totals(batch, LOOKED_AT), strict=True):
+            for resource, totals in zip(batch, await self._tickets.totals(batch, CHECKED_EACH), strict=True):
                 if isinstance(totals, RedleaseError) or totals.is_known:
                     self._seen[resource.name] = clock.now_ms(), totals
                 else:  # its state has expired

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 from redlease.limits import CAPACITY_MAX, Until
 from redlease.models import Permit, Snapshot, Waiter
-from redlease.options import AcquireOptions
+from redlease.options import AcquireSpec
 from redlease.protocol.encoding import Resource
 from redlease.protocol.snapshots import SNAPSHOT_LIMIT
 from redlease.tickets import Tickets
@@ -71,9 +71,9 @@ class RWLock:
         ...     await update(fence=hold.fence)
     """
 
-    def __init__(self, tickets: Tickets, resource: Resource, usual: AcquireOptions) -> None:
-        self.read = ReadSide(tickets, resource, usual)
-        self.write = WriteSide(tickets, resource, AcquireOptions.usual(usual.terms, CAPACITY_MAX))
+    def __init__(self, tickets: Tickets, resource: Resource, default_spec: AcquireSpec) -> None:
+        self.read = ReadSide(tickets, resource, default_spec)
+        self.write = WriteSide(tickets, resource, AcquireSpec.default(default_spec.terms, CAPACITY_MAX))
 
     def __repr__(self) -> str:
         return f"<RWLock {self.name!r}>"

@@ -15,17 +15,17 @@ from redlease.hold import Blocks, Hold, HoldRequest, Obtained, lease_lost
 from redlease.limits import GRACE_S, WAITS, Duration, Full
 from redlease.log import about
 from redlease.models import Permit
-from redlease.options import AcquireOptions, HoldOptions, OnLost, checked_hold_options, own_name
+from redlease.options import AcquireSpec, HoldOptions, OnLost, checked_hold_options, own_name
 from redlease.protocol import arguments
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.replies import Message
+from redlease.session.acquire_errors import not_replicated, refused_without_waiting
 from redlease.session.ids import RequestIds
 from redlease.session.queueing import PendingAcquire
-from redlease.session.refusals import not_replicated, refused_at_once
 from redlease.session.replacing import Replacing
 from redlease.tickets import GONE
 
-from .adoption import AdoptRequest, kept
+from .adoption import AdoptRequest, subscribed_keys
 from .control import ResourceControl
 from .guarded import Decorator, requests_of
 
@@ -41,11 +41,11 @@ class Units(NamedTuple):
     @property
     def total(self) -> int:
         """The weight of the permit that is acquired."""
-        return self.weight * self.pool._usual.weight
+        return self.weight * self.pool._default_spec.weight
 
     def check(self, options: dict[str, Any]) -> None:
         """Raises ValueError for a parameter that an acquire of these units would refuse."""
-        self.pool._usual.changed(weight=self.weight, **options)
+        self.pool._default_spec.changed(weight=self.weight, **options)
 
 
 class Semaphore(ResourceControl):
@@ -91,10 +91,8 @@ class Semaphore(ResourceControl):
             weight: Units to hold.
             owner: The name shown as holder.
             metadata: Shown by `inspect()`.
-            priority: From 0 to 100. For each step that it is above theirs, the request may be served before up to ten
-                earlier ones; those of equal priority are served in the order of arrival.
-            key: Requests with different keys take turns, however many of each wait: a customer, say. Those of one key
-                are served in the order of arrival. Requests without a key take turns as one more key.
+            priority: From 0 to 100. For each step that it is above theirs, up to ten earlier requests may wait longer.
+            key: A customer, say: those of one key are served in the order of arrival, and different keys take turns.
             share: How large a share of the turns its key gets, from 0.001 to 1000.
             when_full: "wait", "refuse" (`QueueFull`), "replace-waiter" (older waiters of its key get `Superseded`),
                 or "replace-holder": older holders of its key too.
@@ -112,8 +110,10 @@ class Semaphore(ResourceControl):
             RedleaseError: The server refused, or the client is closed.
             ValueError: A parameter is wrong, or the weight can never fit: `NeverFits`.
         """
-        wish = self._usual.changed(*(timeout, ticket, weight, owner, metadata, priority, key, share, when_full, grace))
-        return HoldRequest(self._resource.name, self._obtain, wish, checked_hold_options(on_lost, max_hold))
+        spec = self._default_spec.changed(
+            *(timeout, ticket, weight, owner, metadata, priority, key, share, when_full, grace)
+        )
+        return HoldRequest(self._resource.name, self._obtain, spec, checked_hold_options(on_lost, max_hold))
 
     def guarded(
         self,
@@ -158,12 +158,12 @@ class Semaphore(ResourceControl):
             ... async def ship(order: Order, hold: Hold | None = None) -> None: ...
         """
 
-        def wish(turn_key: str | None) -> AcquireOptions:
+        def spec(turn_key: str | None) -> AcquireSpec:
             given = (timeout, None, weight, owner, metadata, priority)
-            return self._usual.changed(*given, turn_key, share, when_full, grace)
+            return self._default_spec.changed(*given, turn_key, share, when_full, grace)
 
-        wish("any" if callable(turn_key) else turn_key)  # checks them
-        return Decorator(requests_of(self, wish, checked_hold_options(on_lost, max_hold)), key, turn_key)
+        spec("any" if callable(turn_key) else turn_key)  # checks them
+        return Decorator(requests_of(self, spec, checked_hold_options(on_lost, max_hold)), key, turn_key)
 
     def weighted(self, weight: int) -> Units:
         """Returns so many units of this semaphore, to be acquired with others by `Redlease.all`.
@@ -192,10 +192,12 @@ class Semaphore(ResourceControl):
         The caller renews it with `renew` and ends it with `release`; `hold()` does both by itself. The parameters and
         errors are those of `hold`, except `on_lost`, `max_hold` and `LeaseLost`.
         """
-        wish = self._usual.changed(*(timeout, ticket, weight, owner, metadata, priority, key, share, when_full, grace))
-        permit = await self._acquire_permit(wish)
+        spec = self._default_spec.changed(
+            *(timeout, ticket, weight, owner, metadata, priority, key, share, when_full, grace)
+        )
+        permit = await self._acquire_permit(spec)
         if permit is None:
-            raise refused_at_once(self.name, ticket, refuses=wish.full.refuses)
+            raise refused_without_waiting(self.name, ticket, refuses=spec.full.refuses)
         return permit
 
     async def try_acquire(
@@ -216,7 +218,7 @@ class Semaphore(ResourceControl):
             RedleaseError: The server refused, or the client is closed.
             ValueError: A parameter is wrong, or the weight can never fit: `NeverFits`.
         """
-        return await self._acquire_permit(self._usual.changed(0.0, ticket, weight, owner, metadata, key=key))
+        return await self._acquire_permit(self._default_spec.changed(0.0, ticket, weight, owner, metadata, key=key))
 
     def adopt(
         self, permit: Permit, *, refence: bool = True, on_lost: OnLost = "cancel", max_hold: Duration | None = None
@@ -233,38 +235,38 @@ class Semaphore(ResourceControl):
             ValueError: It is not a permit of this resource, or its ticket is in use in this client.
         """
         limits.checked_permit(permit, self.name)
-        fate = checked_hold_options(on_lost, max_hold)
-        return AdoptRequest(self.name, lambda: self._adopt(permit, fate, refence=refence))
+        hold_options = checked_hold_options(on_lost, max_hold)
+        return AdoptRequest(self.name, lambda: self._adopt(permit, hold_options, refence=refence))
 
-    async def _adopt(self, permit: Permit, fate: HoldOptions, *, refence: bool) -> Hold:
+    async def _adopt(self, permit: Permit, hold_options: HoldOptions, *, refence: bool) -> Hold:
         self._session.check_open()
         terms = self._terms._replace(owner=self._terms.owner or own_name())
         written = arguments.label(terms.owner, limits.checked_metadata(permit.metadata, is_new=False), permit.key or "")
-        forget_ticket = self._session.remembered.claim_ticket(self._resource, permit.ticket)
+        forget_ticket = self._session.memory.reserve_ticket(self._resource, permit.ticket)
         # A repeated call uses the same request id, so that it gets what a call with a lost reply was granted.
         key = (self._resource.state_key, permit.ticket, permit.fence)
         # A permit granted to a lost call has expired by then, unless another process renews it.
         lasts_ms = self._connection.limit_ms + terms.lease_ms
-        request = self._session.remembered.adoption(key, self._session.hold_ids, lasts_ms)
-        ask = AcquireRequest(self._resource, terms, permit.ticket, request, permit.weight, key=permit.key or "")
-        told: list[Message] = []
-        self._tickets.listen(request, told.append)
+        request_id = self._session.memory.adoption(key, self._session.hold_ids, lasts_ms)
+        request = AcquireRequest(self._resource, terms, permit.ticket, request_id, permit.weight, key=permit.key or "")
+        messages: list[Message] = []
+        self._tickets.listen(request_id, messages.append)
         try:
             adopted = await self._tickets.adopt(
-                *(self._resource, ask.ticket, permit.fence, ask.request, terms.lease_ms),
+                *(self._resource, request.ticket, permit.fence, request.request_id, terms.lease_ms),
                 refence=refence,
                 idle_ttl_ms=terms.idle_ttl_ms,
                 label=written,
             )
-            self._session.remembered.adopting.pop(key, None)
+            self._session.memory.adopting.pop(key, None)
             if adopted is None:
                 raise lease_lost(self.name, permit.ticket, permit.fence, GONE)
         except BaseException:
             forget_ticket()
             raise
         finally:
-            self._tickets.unlisten(request, told.append)
-        lease = kept(self._session, ask, adopted, fate, told, forget_ticket=forget_ticket)
+            self._tickets.unlisten(request_id, messages.append)
+        lease = subscribed_keys(self._session, request, adopted, hold_options, messages, forget_ticket=forget_ticket)
         if lease.lost and (lease.on_lost == "cancel" or self._session.closed):
             raise lease.loss()
         return Hold(lease, dict(permit.metadata))
@@ -305,19 +307,19 @@ class Semaphore(ResourceControl):
             limits.checked_text("ticket", permit, limits.TICKET_BYTES_MAX)
             return await self._force_release(permit, "")
         limits.checked_permit(permit, self._resource.name)
-        request, may_be_duplicated = self._session.remembered.take_unsure(self._resource, permit.ticket)
-        usual, lease_ms = self._terms, permit.lease_ms
-        terms = usual if lease_ms == usual.lease_ms else usual._replace(lease_ms=lease_ms)
-        ask = AcquireRequest(self._resource, terms, permit.ticket, request, permit.weight)
+        request_id, may_be_duplicated = self._session.memory.take_possible_duplicate(self._resource, permit.ticket)
+        default_spec, lease_ms = self._terms, permit.lease_ms
+        terms = default_spec if lease_ms == default_spec.lease_ms else default_spec._replace(lease_ms=lease_ms)
+        request = AcquireRequest(self._resource, terms, permit.ticket, request_id, permit.weight)
         limit_ms = self._connection.limit_ms
-        released = await self._tickets.give_back(
-            ask, permit.fence, lasts_ms=lease_ms, may_be_duplicated=may_be_duplicated, patience_ms=limit_ms
+        released = await self._tickets.release(
+            request, permit.fence, lasts_ms=lease_ms, may_be_duplicated=may_be_duplicated, answer_within_ms=limit_ms
         )
         if released is None:
             raise self._connection.unavailable(self._resource, permit.ticket, limit_ms)
         if isinstance(released, RedleaseError):
             raise released
-        if released and (emit := self._session.keeper.emit) is not None:
+        if released and (emit := self._session.manager.emit) is not None:
             emit(events.Released(self.name, permit.ticket, permit.weight, permit.fence, None, permit.key))
         if not released:
             logger.warning(
@@ -355,66 +357,72 @@ class Semaphore(ResourceControl):
 
     def _named(self, name: str) -> Self:
         """Returns the same of another name."""
-        return type(self)(self._tickets, self._tickets.resource(name), self._usual)
+        return type(self)(self._tickets, self._tickets.resource(name), self._default_spec)
 
-    def _ask(self, wish: AcquireOptions, ids: RequestIds) -> tuple[AcquireRequest, Callable[[], None]]:
+    def _ask(self, spec: AcquireSpec, ids: RequestIds) -> tuple[AcquireRequest, Callable[[], None]]:
         """Returns the request, and a callback that frees its ticket for reuse in this client."""
-        drawn, request, packed_ids = ids.draw()
-        if not wish.terms.owner:
-            wish = self._owned(wish)
-        terms, weight, packed, key = wish.terms, wish.weight, wish.packed, wish.turn.key
-        if wish.ticket is None:
-            return AcquireRequest(self._resource, terms, drawn, request, weight, packed, 0, packed_ids, key), _nothing
-        ask = AcquireRequest(self._resource, terms, wish.ticket, request, weight, packed, key=key)
-        return ask, self._session.remembered.claim_ticket(self._resource, wish.ticket)
+        drawn, request_id, packed_ids = ids.draw()
+        if not spec.terms.owner:
+            spec = self._owned(spec)
+        terms, weight, packed, key = spec.terms, spec.weight, spec.packed, spec.turn.key
+        if spec.ticket is None:
+            return AcquireRequest(
+                self._resource, terms, drawn, request_id, weight, packed, 0, packed_ids, key
+            ), _nothing
+        request = AcquireRequest(self._resource, terms, spec.ticket, request_id, weight, packed, key=key)
+        return request, self._session.memory.reserve_ticket(self._resource, spec.ticket)
 
-    def _owned(self, wish: AcquireOptions) -> AcquireOptions:
+    def _owned(self, spec: AcquireSpec) -> AcquireSpec:
         """Returns the options with the default owner, which names the current process."""
-        owned = wish.packed_for(own_name())
-        if wish is self._usual:
-            self._usual = owned
+        owned = spec.packed_for(own_name())
+        if spec is self._default_spec:
+            self._default_spec = owned
         return owned
 
-    async def _acquire_permit(self, wish: AcquireOptions) -> Permit | None:
-        waiting, granted, forget_ticket, _ = await self._obtain(wish, claim=True)
+    async def _acquire_permit(self, spec: AcquireSpec) -> Permit | None:
+        waiting, granted, forget_ticket, _ = await self._obtain(spec, needs_full_lease=True)
         forget_ticket()
         if granted is None:
             return None
-        ask, terms = waiting.ask, waiting.ask.terms
+        request, terms = waiting.request, waiting.request.terms
         if waiting.may_be_duplicated:
-            self._session.remembered.note_unsure(ask, max(self._terms.lease_ms, self._connection.limit_ms))
+            self._session.memory.note_possible_duplicate(request, max(self._terms.lease_ms, self._connection.limit_ms))
         return Permit(
-            *(self._resource.name, ask.ticket, granted.fence, ask.weight, granted.capacity, terms.lease_ms),
-            *(granted.granted_at_ms, granted.expires_at_ms, terms.owner, dict(wish.metadata)),
-            key=wish.turn.key or None,
+            *(self._resource.name, request.ticket, granted.fence, request.weight, granted.capacity, terms.lease_ms),
+            *(granted.granted_at_ms, granted.expires_at_ms, terms.owner, dict(spec.metadata)),
+            key=spec.turn.key or None,
         )
 
-    async def _obtain(self, wish: AcquireOptions, *, claim: bool = False) -> Obtained:
+    async def _obtain(self, spec: AcquireSpec, *, needs_full_lease: bool = False) -> Obtained:
         """Sends a request and waits for its outcome; if the wait fails, releases what it has or may yet be granted."""
-        ask, forget_ticket = self._ask(wish, self._session.ids if claim else self._session.hold_ids)
+        request, forget_ticket = self._ask(spec, self._session.ids if needs_full_lease else self._session.hold_ids)
         try:
-            waiting = self._session.enter(ask, claim=claim)
+            waiting = self._session.enter(request, needs_full_lease=needs_full_lease)
         except BaseException:
             forget_ticket()
             raise
-        if wish.full is not WAITS and wish.full.replaces:
-            waiting.on_queued = Replacing(waiting, wish.full).queued
-        timer = None if wish.timeout_ms is None else self._timer(waiting, wish.timeout_ms)
+        if spec.full is not WAITS and spec.full.replaces:
+            waiting.on_queued = Replacing(waiting, spec.full).queued
+        timer = None if spec.timeout_ms is None else self._timer(waiting, spec.timeout_ms)
         try:
             granted = await waiting.future
             # The event loop may have been blocked for longer than the lease: then ask again.
             while (now_ms := clock.now_ms()) >= waiting.deadline_ms and granted is not None:
-                granted = await waiting.anew(now_ms)
-            if ask.terms.replicas and granted is not None:
+                granted = await waiting.restart(now_ms)
+            if request.terms.replicas and granted is not None:
                 await self._replicated(waiting, granted.fence)
-            if (emit := self._session.keeper.emit) is not None and granted is not None:
-                emit(events.Granted(*waiting.ask.subject(), granted.fence, *waiting.waited(now_ms), ask.key or None))
+            if (emit := self._session.manager.emit) is not None and granted is not None:
+                emit(
+                    events.Granted(
+                        *waiting.request.subject(), granted.fence, *waiting.waited(now_ms), request.key or None
+                    )
+                )
         except BaseException as error:
-            self._session.give_up(waiting)
+            self._session.release_request(waiting)
             forget_ticket()
-            if (emit := self._session.keeper.emit) is not None:
+            if (emit := self._session.manager.emit) is not None:
                 waited, why = waiting.waited(clock.now_ms()), type(error).__name__
-                emit(events.Abandoned(*waiting.ask.subject(), *waited, why, ask.key or None))
+                emit(events.Abandoned(*waiting.request.subject(), *waited, why, request.key or None))
             raise
         finally:
             if timer is not None:
@@ -424,9 +432,9 @@ class Semaphore(ResourceControl):
 
     async def _replicated(self, waiting: PendingAcquire, fence: int) -> None:
         """Waits until replicas have a grant; raises `NotReplicated` if too few have it in time."""
-        terms, sent_ms = waiting.ask.terms, clock.now_ms()
-        if (replicas := await self._tickets.replicate(waiting.ask, fence)) < terms.replicas:
-            raise not_replicated(waiting.ask, replicas)
+        terms, sent_ms = waiting.request.terms, clock.now_ms()
+        if (replicas := await self._tickets.replicate(waiting.request, fence)) < terms.replicas:
+            raise not_replicated(waiting.request, replicas)
         waiting.deadline_ms = sent_ms + terms.lease_ms - clock.SERVER_TICK_MS
 
     def _timer(self, waiting: PendingAcquire, timeout_ms: int) -> asyncio.TimerHandle:
@@ -445,9 +453,9 @@ class Lock(Semaphore):
 
 def as_declared(pool: Semaphore) -> Semaphore:
     """Returns the semaphore with the capacity that others declare; its own counts only if nobody has declared one."""
-    usual = pool._usual
-    terms = usual.terms._replace(declares=False)
-    return Semaphore(pool._tickets, pool._resource, usual._replace(terms=terms))
+    default_spec = pool._default_spec
+    terms = default_spec.terms._replace(declares=False)
+    return Semaphore(pool._tickets, pool._resource, default_spec._replace(terms=terms))
 
 
 def _nothing() -> None:

@@ -36,7 +36,7 @@ class Terms(NamedTuple):
 class AcquireRequest(NamedTuple):
     """One acquire request, from its first call until its permit is released.
 
-    `request` is a secret id that distinguishes the copies of this request from other requests with the same ticket.
+    `request_id` is a secret id that distinguishes the copies of this request from other requests with the same ticket.
     `arrival` is the sequence that the request had in the queue, to queue again at that position; 0: at the tail.
     `packed_terms` is the result of `pack_terms`, empty if the request is never sent. `packed_ids` is the ticket and the
     request id, if they are packed already. `key` is that of its `Turn`.
@@ -45,7 +45,7 @@ class AcquireRequest(NamedTuple):
     resource: Resource
     terms: Terms
     ticket: str
-    request: str
+    request_id: str
     weight: int = 1
     packed_terms: bytes = b""
     arrival: int = 0
@@ -79,18 +79,18 @@ def _plain_label(owner: str) -> str:
     return json.dumps([owner, {}], separators=(",", ":"), ensure_ascii=False)
 
 
-def pack_ids(ticket: str, request: str) -> bytes:
+def pack_ids(ticket: str, request_id: str) -> bytes:
     """Packs ticket and request, the first arguments of an acquire and of a release."""
-    first, second = ticket.encode(), request.encode()
+    first, second = ticket.encode(), request_id.encode()
     return b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(first), first, len(second), second)
 
 
-def acquire_tail(ask: AcquireRequest, place: str, *, was_queued: bool = False) -> bytes:
+def acquire_tail(request: AcquireRequest, place: str, *, was_queued: bool = False) -> bytes:
     """Packs the arguments of an acquire from that place; a request that was queued before declares no capacity."""
-    ids = ask.packed_ids or pack_ids(ask.ticket, ask.request)
-    is_known = was_queued or ask.arrival > 0 or (ask.arrival == 0 and not ask.terms.declares)
-    arrival = f"+{ask.arrival}" if is_known else ask.arrival
-    return b"%b%b%b" % (ids, _place_and_arrival(place, arrival), ask.packed_terms)
+    ids = request.packed_ids or pack_ids(request.ticket, request.request_id)
+    is_known = was_queued or request.arrival > 0 or (request.arrival == 0 and not request.terms.declares)
+    arrival = f"+{request.arrival}" if is_known else request.arrival
+    return b"%b%b%b" % (ids, _place_and_arrival(place, arrival), request.packed_terms)
 
 
 @lru_cache(maxsize=256)
@@ -126,11 +126,11 @@ def before_label(packed_terms: bytes) -> bytes:
     return packed_terms[:end]
 
 
-def release_tail(ask: AcquireRequest, fence: int | None, tombstone_ms: int) -> bytes:
+def release_tail(request: AcquireRequest, fence: int | None, tombstone_ms: int) -> bytes:
     """Packs the arguments of a release by the ticket's own client; without a fence it releases what the request has."""
-    ids = ask.packed_ids or pack_ids(ask.ticket, ask.request)
+    ids = request.packed_ids or pack_ids(request.ticket, request.request_id)
     digits = b"" if fence is None else b"%d" % fence
-    return b"%b$%d\r\n%b\r\n%b" % (ids, len(digits), digits, _release_tail(tombstone_ms, ask.terms.idle_ttl_ms))
+    return b"%b$%d\r\n%b\r\n%b" % (ids, len(digits), digits, _release_tail(tombstone_ms, request.terms.idle_ttl_ms))
 
 
 @lru_cache(maxsize=256)

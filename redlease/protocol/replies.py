@@ -41,24 +41,24 @@ class Granted(NamedTuple):
 class Queued(NamedTuple):
     """A queued request.
 
-    `sequence`: its order of arrival; `ahead`: requests before it; `soonest_ms`: ms until a lease or place that blocks
-    the queue can expire (-1: none can); `more`: the call stopped at its batch limit; `now_ms`: the server's clock.
+    `sequence`: its order of arrival; `ahead`: requests before it; `next_expiry_ms`: ms until a lease that blocks the
+    queue can expire (-1: none can); `more`: the call stopped at its batch limit; `now_ms`: the server's clock.
     """
 
     sequence: int
     ahead: int
-    soonest_ms: int
+    next_expiry_ms: int
     capacity: int
     was_declared: int
     more: int
     now_ms: int
 
 
-class Beaten(NamedTuple):
+class HeartbeatReply(NamedTuple):
     """The reply to a heartbeat, about the first waiter of the client; fields as in `Queued`."""
 
     ahead: int
-    soonest_ms: int
+    next_expiry_ms: int
     capacity: int
     more: int
 

@@ -13,7 +13,7 @@ from redlease.models import DamagedEntry, Limit, LimitKind, Permit, Snapshot, Wa
 # beyond that, which would also lose the renewals and messages of all other tasks.
 PAGE_BYTES = 500_000
 SNAPSHOT_LIMIT = 1000  # the default limit of holders, and of waiters, in a snapshot
-LOOKS_AT_ONCE = 8  # pages that one client requests at a time, for the same reason
+LARGE_READS_AT_ONCE = 8  # pages that one client requests at a time, for the same reason
 CHECKED_MOST = 5000  # live waiters that are counted one by one, page by page
 MARK = b"\xff"  # what the name of an entry begins with that stands for a lock delay or a limit, not for a permit
 LIMIT_WORDS: dict[LimitKind, str] = {

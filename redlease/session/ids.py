@@ -33,10 +33,10 @@ class RequestIds:
         grant in a message can be trusted.
         """
         if not self._spare:
-            self._spare = self._some()
+            self._spare = self._draw_batch()
         return self._spare.pop()
 
-    def _some(self) -> list[Ids]:
+    def _draw_batch(self) -> list[Ids]:
         self._connection.start()  # makes `client_id`
         size, drawn = 2 * REQUEST_BYTES, secrets.token_hex(REQUEST_BYTES * DRAWN)
         first = f"{self._connection.client_id}-{self._mark}"
@@ -46,6 +46,6 @@ class RequestIds:
             for number in range(DRAWN)
         ]
         return [
-            (ticket, request, f"${len(ticket)}\r\n{ticket}\r\n${len(request)}\r\n{request}\r\n".encode())
-            for ticket, request in named
+            (ticket, request_id, f"${len(ticket)}\r\n{ticket}\r\n${len(request_id)}\r\n{request_id}\r\n".encode())
+            for ticket, request_id in named
         ]

@@ -23,17 +23,17 @@ from redlease.log import about
 from redlease.protocol import arguments, encoding, scripts
 from redlease.protocol.arguments import AcquireRequest, Terms
 from redlease.protocol.encoding import Resource
-from redlease.protocol.faults import ErrorReply
+from redlease.protocol.error_replies import ErrorReply
 from redlease.protocol.replies import Message
-from redlease.transport.base import PATIENCE_MS, Reached, Reply, Transport, backed_off, everything
+from redlease.transport.base import SILENCE_MS, Reached, Reply, Transport, all_resources, backed_off
 
 from .schedule import Schedule
 
 logger = logging.getLogger("redlease")
 
-RENEWALS_A_LEASE = 3
+RENEWALS_PER_LEASE = 3
 TOGETHER_A_LEASE, TOGETHER_MS = 60.0, 250.0  # the interval between joint renewals of leases of one length
-CLAIM_MS = 250.0  # after which a hold granted from the queue is renewed to its full lease
+FULL_LEASE_MS = 250.0  # after which a hold granted from the queue is renewed to its full lease
 Released = bool | None | RedleaseError
 RETRY_MS_MAX = 5000.0  # the longest pause after error replies; the first is `ErrorReply.retry_ms`
 RECOVER_MS = 250.0  # after a reconnect, all leases are renewed within this time
@@ -55,7 +55,7 @@ class Lease(BlockTask):
     capacity = 0
     deadline_ms = 0.0
     renew_until_ms: float | None = None
-    asker: asyncio.Task[object] | None = None  # the task that requested it, while it is kept
+    requester: asyncio.Task[object] | None = None  # the task that requested it, while it is kept
     may_be_duplicated = False  # whether a copy of the acquire may still reach the server
     lost = False  # as noticed by the event loop; `is_lost` compares with the clock
     ended = False
@@ -69,9 +69,9 @@ class Lease(BlockTask):
     _refusals = 0
     _tail: bytes | None = None
 
-    def __init__(self, keeper: LeaseKeeper, ask: AcquireRequest, forget_ticket: Callable[[], None]) -> None:
-        self.keeper = keeper
-        self.ask = ask
+    def __init__(self, manager: LeaseManager, request: AcquireRequest, forget_ticket: Callable[[], None]) -> None:
+        self.manager = manager
+        self.request = request
         self.forget_ticket = forget_ticket
 
     def begin_renewing(self, now_ms: float) -> None:
@@ -80,11 +80,11 @@ class Lease(BlockTask):
         if self.due_ms is not None:
             return
         left_ms = self.deadline_ms - self.begun_ms
-        wait_ms = left_ms / RENEWALS_A_LEASE
+        wait_ms = left_ms / RENEWALS_PER_LEASE
         if self._first:
-            # A queued grant starts with the time left on its waiter lease. Renew it early, after CLAIM_MS, so that
+            # A queued grant starts with the time left on its waiter lease. Renew it early, after FULL_LEASE_MS, so that
             # short holds skip the cost; at once if its own lease is shorter than the time left.
-            wait_ms = min(wait_ms, 0.0 if self.ask.terms.lease_ms < left_ms else CLAIM_MS)
+            wait_ms = min(wait_ms, 0.0 if self.request.terms.lease_ms < left_ms else FULL_LEASE_MS)
         self._plan(now_ms, wait_ms - (now_ms - self.begun_ms))
 
     def lose(self, why: str, reason: LossReason) -> None:
@@ -92,18 +92,18 @@ class Lease(BlockTask):
         if not self.ended and not self.lost:
             self.lost = True
             self.why_lost = why
-            self.keeper.forget(self)
+            self.manager.forget(self)
             self.on_loss()
             self.report_loss(reason)
 
     def report_loss(self, reason: LossReason) -> None:
         """Logs the loss, and emits its event."""
-        (name, ticket, weight), key = self.ask.subject(), self.ask.key or None
+        (name, ticket, weight), key = self.request.subject(), self.request.key or None
         extra = about(name, ticket, self.fence)
         logger.warning(
             "resource %r: permit %r (fence %d) is lost: %s", name, ticket, self.fence, self.why_lost, extra=extra
         )
-        if (emit := self.keeper.emit) is not None:
+        if (emit := self.manager.emit) is not None:
             emit(Lost(name, ticket, weight, self.fence, (clock.now_ms() - self.begun_ms) / 1000, reason, key))
 
     def on_loss(self) -> None:
@@ -127,34 +127,34 @@ class Lease(BlockTask):
         """Whether it is not lost; marks it as lost if its deadline has passed. Only in the loop's thread."""
         if now_ms >= self.deadline_ms and not self.ended and not self.lost:
             self.lose(self.why(), "max_hold" if self._is_stopped else "expired")
-            self.keeper.give_up(self, now_ms)
+            self.manager.release_request(self, now_ms)
         return not self.lost
 
     def on_due(self, now_ms: float) -> bool:
         if not self.check_deadline(now_ms):
             return False
-        self.keeper.schedule.at(self.deadline_ms, self)  # until a reply sets a later time
+        self.manager.schedule.at(self.deadline_ms, self)  # until a reply sets a later time
         if self._in_flight or (self.renew_until_ms is not None and now_ms >= self.renew_until_ms):
             return False
         return self._renew(now_ms)
 
     def _renew(self, now_ms: float) -> bool:
-        link = self.keeper.connection.endpoint_for(self.ask.resource)
+        link = self.manager.connection.endpoint_for(self.request.resource)
         if not link.ready:
             return False
         tail = self._tail
         if tail is None:
             shorten = int(self._first)
             tail = encoding.pack(
-                self.ask.ticket, self.fence, self.ask.terms.lease_ms, shorten, self.ask.terms.idle_ttl_ms
+                self.request.ticket, self.fence, self.request.terms.lease_ms, shorten, self.request.terms.idle_ttl_ms
             )
             self._tail = None if self._first else tail
         # The first renewal of a queued grant may move its deadline to an earlier time: apply that when it is sent.
-        until_ms = now_ms + self.ask.terms.lease_ms - clock.SERVER_TICK_MS
+        until_ms = now_ms + self.request.terms.lease_ms - clock.SERVER_TICK_MS
         if until_ms < self.deadline_ms:
             self.deadline_ms = until_ms
-            self.keeper.schedule.at(until_ms, self)
-        link.send(self.ask.resource, scripts.RENEW, tail, partial(self._renewed, now_ms))
+            self.manager.schedule.at(until_ms, self)
+        link.send(self.request.resource, scripts.RENEW, tail, partial(self._renewed, now_ms))
         self._in_flight = True
         return True
 
@@ -166,7 +166,7 @@ class Lease(BlockTask):
         if self.ended or not self.check_deadline(now_ms):  # a reported loss is final
             return
         if reply is None:
-            self.keeper.schedule.at(now_ms, self)  # another connection may serve the resource by now
+            self.manager.schedule.at(now_ms, self)  # another connection may serve the resource by now
         elif isinstance(reply, ErrorReply):
             self._refused(now_ms, reply)
         elif reply[1] == 0:
@@ -174,35 +174,35 @@ class Lease(BlockTask):
             why = "the server no longer has it: it lapsed, was released or replaced, or the server lost its data"
             self.lose(why, "gone")
         else:
-            self.deadline_ms = sent_ms + self.ask.terms.lease_ms - clock.SERVER_TICK_MS
+            self.deadline_ms = sent_ms + self.request.terms.lease_ms - clock.SERVER_TICK_MS
             self.expires_at_ms = reply[1]
             self._first, self._refusals = False, 0
-            self._plan(now_ms, self.ask.terms.lease_ms / RENEWALS_A_LEASE - (now_ms - sent_ms))
+            self._plan(now_ms, self.request.terms.lease_ms / RENEWALS_PER_LEASE - (now_ms - sent_ms))
 
     def _refused(self, now_ms: float, fault: ErrorReply) -> None:
         if not self._refusals and not fault.is_handled:  # logged once
             logger.warning(
                 "resource %r: renewing permit %r failed, and is tried again while its lease lasts: %s",
-                *(self.ask.resource.name, self.ask.ticket, fault.text),
-                extra=about(self.ask.resource.name, self.ask.ticket, self.fence),
+                *(self.request.resource.name, self.request.ticket, fault.text),
+                extra=about(self.request.resource.name, self.request.ticket, self.fence),
             )
-        most_ms = max(fault.retry_ms, min(self.ask.terms.lease_ms / 10, RETRY_MS_MAX))
+        most_ms = max(fault.retry_ms, min(self.request.terms.lease_ms / 10, RETRY_MS_MAX))
         wait_ms = backed_off(fault.retry_ms, self._refusals, most_ms)
         self._refusals += not fault.is_handled
-        self.keeper.schedule.at(min(self.deadline_ms, now_ms + wait_ms), self)
+        self.manager.schedule.at(min(self.deadline_ms, now_ms + wait_ms), self)
         if not fault.is_handled:
             self._report_failure(fault.text)
 
     def _report_failure(self, error: str) -> None:
-        if (emit := self.keeper.emit) is not None:
-            emit(RenewalFailed(self.ask.resource.name, self.ask.ticket, self.fence, error))
+        if (emit := self.manager.emit) is not None:
+            emit(RenewalFailed(self.request.resource.name, self.request.ticket, self.fence, error))
 
     def fill_lease(self) -> None:
         """Sends the first renewal if the lease is still the rest of a waiter lease; does not wait for the reply."""
         if self._first:
             self._renew(clock.now_ms())
 
-    def told(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """Handles a message about its permit."""
         if message.kind == "x":
             self.lose("it was released by its ticket, or somebody else adopted it", "taken")
@@ -212,16 +212,16 @@ class Lease(BlockTask):
         elif message.kind == "r":
             self._first = False  # another client made its lease end earlier: renew it to the full lease
             if not self.ended and not self.lost:
-                self.keeper.schedule.at(clock.now_ms(), self)
+                self.manager.schedule.at(clock.now_ms(), self)
 
     def _plan(self, now_ms: float, wait_ms: float) -> None:
         """Schedules the next renewal with jitter, so that leases granted together spread out over time."""
-        keeper = self.keeper
+        manager = self.manager
         at_ms = now_ms + wait_ms * (0.9 + 0.1 * random.random())
         # Round to a shared moment: renewals sent in one write cost a fraction of single ones.
-        step_ms = step(self.ask.terms.lease_ms)
-        at_ms = (at_ms - keeper.phase_ms) // step_ms * step_ms + keeper.phase_ms
-        keeper.schedule.at(min(self.deadline_ms, max(now_ms, at_ms)), self)
+        step_ms = step(self.request.terms.lease_ms)
+        at_ms = (at_ms - manager.phase_ms) // step_ms * step_ms + manager.phase_ms
+        manager.schedule.at(min(self.deadline_ms, max(now_ms, at_ms)), self)
 
 
 def step(lease_ms: float) -> float:
@@ -233,11 +233,11 @@ class PendingRelease:
     """A release that is retried until the server has answered, or until the lease has expired and nobody waits for it.
 
     `done` gets whether a live permit or place was removed; or the server's refusal; or None if the server stays
-    unreachable for `patience_ms`. After the last two the retries continue.
+    unreachable for `answer_within_ms`. After the last two the retries continue.
     """
 
     due_ms: float | None = None
-    patience_ms = RECONNECT_MS
+    answer_within_ms = RECONNECT_MS
     _timer: asyncio.TimerHandle | None = None
     _refusals = 0
     _unanswered = False
@@ -245,15 +245,15 @@ class PendingRelease:
 
     def __init__(  # noqa: PLR0917  positional for speed: one is made for every acquire and release
         self,
-        keeper: LeaseKeeper,
-        ask: AcquireRequest,
+        manager: LeaseManager,
+        request: AcquireRequest,
         fence: int | None,
         until_ms: float,
         may_be_duplicated: bool,
         done: asyncio.Future[Released] | None = None,
     ) -> None:
-        self.keeper = keeper
-        self.ask = ask
+        self.manager = manager
+        self.request = request
         self._fence = fence
         self._until_ms = until_ms
         self._may_be_duplicated = may_be_duplicated
@@ -261,7 +261,7 @@ class PendingRelease:
 
     def start(self, now_ms: float) -> None:
         """Sends it now, or as soon as the client is connected."""
-        self.keeper.leaving[self] = None
+        self.manager.leaving[self] = None
         self.resume(now_ms)
 
     def resume(self, now_ms: float) -> None:
@@ -269,7 +269,7 @@ class PendingRelease:
         try:
             self.on_due(now_ms)
         except Exception as error:  # noqa: BLE001  the release must be retried
-            self.keeper.schedule.failed(self, error)
+            self.manager.schedule.failed(self, error)
 
     def on_due(self, now_ms: float) -> bool:
         if now_ms >= self._until_ms and (self._done is None or self._done.done()):
@@ -277,13 +277,13 @@ class PendingRelease:
             return False
         if self._in_flight:
             return False
-        link = self.keeper.connection.endpoint_for(self.ask.resource)
+        link = self.manager.connection.endpoint_for(self.request.resource)
         if not link.ready:
             self._delayed()
             return False
-        tombstone_ms = self.ask.terms.lease_ms if self._may_be_duplicated else 0
-        tail = arguments.release_tail(self.ask, self._fence, tombstone_ms)
-        link.send(self.ask.resource, scripts.RELEASE, tail, self._answered)
+        tombstone_ms = self.request.terms.lease_ms if self._may_be_duplicated else 0
+        tail = arguments.release_tail(self.request, self._fence, tombstone_ms)
+        link.send(self.request.resource, scripts.RELEASE, tail, self._answered)
         self._in_flight = True
         return True
 
@@ -292,44 +292,44 @@ class PendingRelease:
         if reply is None:
             self._may_be_duplicated = self._unanswered = True
             self._delayed()
-            self.keeper.schedule.at(clock.now_ms(), self)  # another connection may serve the resource by now
+            self.manager.schedule.at(clock.now_ms(), self)  # another connection may serve the resource by now
         elif isinstance(reply, ErrorReply):
             self._refused(reply)
         else:
             if reply[2]:
-                self.keeper.follow_up(self.ask.resource, self.ask.terms)
+                self.manager.follow_up(self.request.resource, self.request.terms)
             # If there is nothing left to remove, assume that an earlier copy, whose reply was lost, removed it: unless
             # the lease has expired since.
             self._finish(reply[1] == 1 or (self._unanswered and clock.now_ms() < self._until_ms))
 
     def _finish(self, released: bool | None) -> None:
-        keeper = self.keeper
+        manager = self.manager
         if self.due_ms is not None:
-            keeper.schedule.drop(self)
-        keeper.leaving.pop(self, None)
-        keeper.check_idle()
-        self._tell(released)
+            manager.schedule.drop(self)
+        manager.leaving.pop(self, None)
+        manager.check_idle()
+        self._notify(released)
 
     def _refused(self, fault: ErrorReply) -> None:
         self._unanswered = self._unanswered or fault.partially_executed
         if fault.is_transient:
             self._delayed()
         else:
-            self._tell(fault.error(self.ask.resource.name, self.ask.ticket))
+            self._notify(fault.error(self.request.resource.name, self.request.ticket))
         if not self._refusals and not fault.is_handled:  # logged once
-            name, ticket = self.ask.resource.name, self.ask.ticket
+            name, ticket = self.request.resource.name, self.request.ticket
             extra = about(name, ticket, self._fence)
             logger.warning("resource %r: releasing %r failed: %s", name, ticket, fault.text, extra=extra)
         most_ms = fault.retry_ms if fault.is_transient else RETRY_MS_MAX
         wait_ms = backed_off(fault.retry_ms, self._refusals, most_ms)
         self._refusals += not fault.is_handled
-        self.keeper.schedule.at(clock.now_ms() + wait_ms, self)
+        self.manager.schedule.at(clock.now_ms() + wait_ms, self)
 
     def _delayed(self) -> None:
         if self._done is not None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.patience_ms / 1000, self._tell, None)
+            self._timer = asyncio.get_running_loop().call_later(self.answer_within_ms / 1000, self._notify, None)
 
-    def _tell(self, released: Released) -> None:
+    def _notify(self, released: Released) -> None:
         if self._timer is not None:
             self._timer.cancel()
         done = self._done
@@ -337,7 +337,7 @@ class PendingRelease:
             done.set_result(released)
 
 
-class LeaseKeeper:
+class LeaseManager:
     """All leases of a client, and all its pending releases.
 
     `emit` gets the events of the client; None if nobody asked for them.
@@ -350,20 +350,20 @@ class LeaseKeeper:
         self.connection = connection
         self.schedule = Schedule(self)
         self.phase_ms = 0.0
-        connection.be_patient_for(self.shortest_ms)
+        connection.set_silence_limit(self.shortest_ms)
         self.leases: dict[str, Lease] = {}
         self.leaving: dict[PendingRelease, None] = {}
         self._idle: asyncio.Event | None = None
 
-    def on_ready(self, reached: Reached = everything) -> None:
+    def on_ready(self, reached: Reached = all_resources) -> None:
         """After a reconnect: sends pending releases at once and renews every lease soon, the most urgent ones first."""
         for leaving in list(self.leaving):
-            if reached(leaving.ask.resource):
+            if reached(leaving.request.resource):
                 leaving.resume(clock.now_ms())
         now_ms = clock.now_ms()
-        for lease in [lease for lease in self.leases.values() if reached(lease.ask.resource)]:
+        for lease in [lease for lease in self.leases.values() if reached(lease.request.resource)]:
             # Soon: messages published meanwhile are lost, and the permit may have been released, adopted or shortened.
-            within = min(RECOVER_MS, max(0.0, min(lease.deadline_ms - now_ms, lease.ask.terms.lease_ms)) / 10)
+            within = min(RECOVER_MS, max(0.0, min(lease.deadline_ms - now_ms, lease.request.terms.lease_ms)) / 10)
             due_ms = now_ms + random.uniform(0, within)
             # Never later than scheduled: repeated reconnects would postpone the renewal for ever.
             self.schedule.at(due_ms if lease.due_ms is None else min(due_ms, lease.due_ms), lease)
@@ -378,10 +378,10 @@ class LeaseKeeper:
 
     def keep(self, lease: Lease, now_ms: float) -> None:
         """Starts to renew the lease."""
-        lease_ms = lease.ask.terms.lease_ms
-        self.leases[lease.ask.request] = lease
-        if lease_ms < PATIENCE_MS[1] * RENEWALS_A_LEASE:
-            self.connection.look_sooner(lease_ms / RENEWALS_A_LEASE)
+        lease_ms = lease.request.terms.lease_ms
+        self.leases[lease.request.request_id] = lease
+        if lease_ms < SILENCE_MS[1] * RENEWALS_PER_LEASE:
+            self.connection.check_silence_by(lease_ms / RENEWALS_PER_LEASE)
         # Most leases end before they need a renewal: the first one is scheduled a little later, for those still held.
         due_ms = now_ms + step(min(lease_ms, lease.deadline_ms - now_ms))
         if self.due_ms is None or due_ms < self.due_ms:
@@ -402,40 +402,42 @@ class LeaseKeeper:
 
     def shortest_ms(self) -> float:
         """How soon, in ms, a half-open connection must be detected so that the shortest lease is renewed in time."""
-        kept_ms = min((lease.ask.terms.lease_ms for lease in self.leases.values()), default=math.inf)
-        leaving_ms = min((leaving.ask.terms.lease_ms for leaving in self.leaving), default=math.inf)
-        return min(kept_ms, leaving_ms) / RENEWALS_A_LEASE
+        kept_ms = min((lease.request.terms.lease_ms for lease in self.leases.values()), default=math.inf)
+        leaving_ms = min((leaving.request.terms.lease_ms for leaving in self.leaving), default=math.inf)
+        return min(kept_ms, leaving_ms) / RENEWALS_PER_LEASE
 
     def forget(self, lease: Lease) -> None:
         """Stops renewing the lease."""
         if lease.due_ms is not None:
             self.schedule.drop(lease)
-        self.leases.pop(lease.ask.request, None)
+        self.leases.pop(lease.request.request_id, None)
 
-    def give_back(
-        self, lease: Lease, done: asyncio.Future[Released] | None = None, now_ms: float | None = None
-    ) -> None:
+    def release(self, lease: Lease, done: asyncio.Future[Released] | None = None, now_ms: float | None = None) -> None:
         """Releases the permit of the lease; retries in the background until the lease has expired."""
-        ask, now_ms = lease.ask, clock.now_ms() if now_ms is None else now_ms
-        until_ms = max(lease.deadline_ms, now_ms) + ask.terms.lease_ms
-        PendingRelease(self, ask, lease.fence, until_ms, lease.may_be_duplicated, done).start(now_ms)
+        request, now_ms = lease.request, clock.now_ms() if now_ms is None else now_ms
+        until_ms = max(lease.deadline_ms, now_ms) + request.terms.lease_ms
+        PendingRelease(self, request, lease.fence, until_ms, lease.may_be_duplicated, done).start(now_ms)
         if self.emit is not None and not lease.lost:
-            self.emit(ReleasedEvent(*ask.subject(), lease.fence, (now_ms - lease.begun_ms) / 1000, ask.key or None))
+            self.emit(
+                ReleasedEvent(*request.subject(), lease.fence, (now_ms - lease.begun_ms) / 1000, request.key or None)
+            )
 
-    def give_up(self, lease: Lease, now_ms: float) -> None:
+    def release_request(self, lease: Lease, now_ms: float) -> None:
         """Releases this request's share of a permit that expired by the local clock; others on its ticket keep it."""
-        PendingRelease(self, lease.ask, None, now_ms + lease.ask.terms.lease_ms, lease.may_be_duplicated).start(now_ms)
+        PendingRelease(self, lease.request, None, now_ms + lease.request.terms.lease_ms, lease.may_be_duplicated).start(
+            now_ms
+        )
 
     def follow_up(self, resource: Resource, terms: Terms) -> None:
         """Repeats a call that stopped at its batch limit, until no work is left."""
 
-        def go_on(reply: Reply) -> None:
+        def continue_release(reply: Reply) -> None:
             if isinstance(reply, list) and reply[2]:
                 self.follow_up(resource, terms)
 
         link = self.connection.endpoint_for(resource)
         if link.ready:
-            link.send(resource, scripts.RELEASE, encoding.pack("", "", "", 0, 0, terms.idle_ttl_ms), go_on)
+            link.send(resource, scripts.RELEASE, encoding.pack("", "", "", 0, 0, terms.idle_ttl_ms), continue_release)
 
     def check_idle(self) -> None:
         """Wakes `drained` if no release is pending."""

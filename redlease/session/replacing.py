@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redlease.limits import WhenFull
 from redlease.protocol import encoding, scripts
-from redlease.protocol.faults import ErrorReply
+from redlease.protocol.error_replies import ErrorReply
 from redlease.protocol.replies import Queued
 from redlease.transport.base import Reply
 
@@ -32,36 +32,36 @@ class Replacing:
 
     def queued(self, _: Queued | None = None) -> None:
         """Sends it now; a request whose connection is lost is sent again, and so is this."""
-        waiting, ask = self._waiting, self._waiting.ask
-        place = waiting.place.name if waiting.place is not None else ""
-        self._place = self._place or place
-        is_newest = place == self._place and not waiting.has_been_granted
+        waiting, request = self._waiting, self._waiting.request
+        waiter_lease = waiting.waiter_lease.name if waiting.waiter_lease is not None else ""
+        self._place = self._place or waiter_lease
+        is_newest = waiter_lease == self._place and not waiting.has_been_granted
         if waiting.future.done() or self._is_answered or not is_newest:
             return
-        link = waiting.session.connection.endpoint_for(ask.resource)
+        link = waiting.session.connection.endpoint_for(request.resource)
         if not link.ready:
-            waiting.ask_again(0)
+            waiting.resend_after(0)
             return
-        lasts_ms = max(ask.terms.lease_ms, REFUSED_MS)
-        ids = (ask.ticket, ask.request)
-        tail = encoding.pack(*ids, self._holders, lasts_ms, self._grace_ms, ask.terms.idle_ttl_ms, self._after)
-        link.send(ask.resource, scripts.SUPERSEDE, tail, self._answered)
+        lasts_ms = max(request.terms.lease_ms, REFUSED_MS)
+        ids = (request.ticket, request.request_id)
+        tail = encoding.pack(*ids, self._holders, lasts_ms, self._grace_ms, request.terms.idle_ttl_ms, self._after)
+        link.send(request.resource, scripts.SUPERSEDE, tail, self._answered)
 
     def _answered(self, reply: Reply) -> None:
         waiting = self._waiting
         if reply is None:
             self._after = b""
-            waiting.ask_again(0)
+            waiting.resend_after(0)
         elif isinstance(reply, ErrorReply):
             if reply.is_transient:
-                waiting.ask_again(reply.retry_ms)
+                waiting.resend_after(reply.retry_ms)
             else:
-                waiting.fail(reply.error(waiting.ask.resource.name, waiting.ask.ticket))
+                waiting.fail(reply.error(waiting.request.resource.name, waiting.request.ticket))
         elif reply[2] or reply[3]:
             # It stopped at a limit: of requests to replace, of holders to look at, or of grants, perhaps after its own.
             self._after = reply[3]
             if reply[2]:
-                waiting.session.keeper.follow_up(waiting.ask.resource, waiting.ask.terms)
+                waiting.session.manager.follow_up(waiting.request.resource, waiting.request.terms)
             self.queued()
         else:
             self._is_answered = True

@@ -11,7 +11,7 @@ from redlease.log import report
 
 SENDS_A_TURN = 100  # per iteration of the loop, so that ten thousand items due at once make no burst
 # While the machine is suspended the loop's clock stands still, but the clock of deadlines runs: check this often.
-LOOK_MS = 500.0
+CHECK_MS = 500.0
 MOMENTS_MIN = 64  # kept before moments without items are removed
 AGAIN_MS = 100.0  # the pause before a failed item is retried
 LATE_MS = 100.0  # a timer later than this means that the loop was blocked
@@ -95,7 +95,7 @@ class Schedule:
             self._timer.cancel()
             self._timer = None
         if self._moments:
-            self._timer_ms = min(self._moments[0], now_ms + LOOK_MS)
+            self._timer_ms = min(self._moments[0], now_ms + CHECK_MS)
             due_s = read_at_s + (self._timer_ms - now_ms) / 1000
             self._timer = asyncio.get_running_loop().call_at(due_s, self._turn)
 

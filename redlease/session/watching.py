@@ -22,12 +22,12 @@ async def snapshots_of(
     changed = asyncio.Event()
     channel = resource.watch_channel
 
-    def tell(_: bytes) -> None:
+    def notify(_: bytes) -> None:
         changed.set()
 
     session.watchers.add(changed)
     try:
-        await session.connection.subscribe(channel, tell)
+        await session.connection.subscribe(channel, notify)
         seen = None
         while True:
             changed.clear()
@@ -36,12 +36,12 @@ async def snapshots_of(
             if _shape(snapshot) != seen:
                 seen = _shape(snapshot)
                 yield snapshot
-            soonest_ms = answer.values[0]  # until the next expiry that affects waiters; below 0: there is none
-            wait_ms = min(WATCH_MS / 3, soonest_ms + 2) if soonest_ms >= 0 else WATCH_MS / 3
+            next_expiry_ms = answer.values[0]  # until the next expiry that affects waiters; below 0: there is none
+            wait_ms = min(WATCH_MS / 3, next_expiry_ms + 2) if next_expiry_ms >= 0 else WATCH_MS / 3
             await clock.pause(changed, wait_ms / 1000)
     finally:
         session.watchers.discard(changed)
-        session.connection.unsubscribe(channel, tell)
+        session.connection.unsubscribe(channel, notify)
 
 
 def _shape(snapshot: Snapshot) -> tuple[object, ...]:

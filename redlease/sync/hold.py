@@ -17,7 +17,7 @@ from redlease.limits import Duration
 from redlease.models import Permit
 
 from .thread.block import Block, Exiting, Manager, drop
-from .thread.bound import ProcessClient, entered_here
+from .thread.bound import ProcessClient, thread_blocks
 
 OnLost = Literal["exit", "raise", "signal"]
 FORKED = "this process was forked from the one that holds it"
@@ -55,7 +55,7 @@ class Hold(Manager):
         self._on_lost = on_lost
 
     def __repr__(self) -> str:
-        return f"<Hold of {self.resource!r} in the parent process>" if self._background.orphaned else repr(self._twin)
+        return f"<Hold of {self.resource!r} in the parent process>" if self._background.is_foreign else repr(self._twin)
 
     @property
     def resource(self) -> str:
@@ -75,7 +75,7 @@ class Hold(Manager):
     @property
     def lost(self) -> bool:
         """Whether the permit was held and no longer is; true from the end of its lease on, by the local clock."""
-        return self._background.orphaned or self._twin.lost
+        return self._background.is_foreign or self._twin.lost
 
     @property
     def permit(self) -> Permit:
@@ -84,12 +84,12 @@ class Hold(Manager):
 
     def remaining(self) -> float:
         """Seconds until the lease ends unless it is renewed; 0.0 if it is lost, released or detached."""
-        return 0.0 if self._background.orphaned else self._twin.remaining()
+        return 0.0 if self._background.is_foreign else self._twin.remaining()
 
     def check(self) -> None:
         """Raises `LeaseLost` if the permit is no longer held. Does no I/O."""
-        entered_here.raise_loss()
-        if self._background.orphaned:
+        thread_blocks.raise_loss()
+        if self._background.is_foreign:
             raise self._loss()
         self._twin.check()
 
@@ -150,7 +150,7 @@ class Hold(Manager):
 
     def _enter(self) -> None:
         if self._on_lost == "raise":
-            entered_here.add(self)
+            thread_blocks.add(self)
 
     def _leave(self, block: Block, error: BaseException | None, exiting: Exiting) -> None:
         if not self._is_over():
@@ -162,7 +162,7 @@ class Hold(Manager):
     def _left(self, error: BaseException | None) -> None:
         """Ends the block, whose permit is released: raises its loss, or notes it on the error of the body."""
         if self._on_lost == "raise":
-            entered_here.discard(self)
+            thread_blocks.discard(self)
         if self.lost and self._on_lost != "signal":
             loss = self._loss()
             if error is None or isinstance(error, GeneratorExit):
@@ -207,7 +207,7 @@ class Hold(Manager):
         return released
 
     def _loss(self) -> LeaseLost:
-        if self._background.orphaned:
+        if self._background.is_foreign:
             return lease_lost(self.resource, self.ticket, self.fence, FORKED)
         return lease_of(self._twin).loss()
 

@@ -36,8 +36,8 @@ def non_blocking(given: Any) -> NonBlocking:
         return given
     pool: object = getattr(given, "connection_pool", None)
     if not isinstance(pool, redis.ConnectionPool):
-        said = "a URL: give it to `Redlease.from_url`" if isinstance(given, str) else type(given)
-        raise ValueError(f"redlease needs a client of redis-py, not {said}")  # its repr may show a password
+        text = "a URL: give it to `Redlease.from_url`" if isinstance(given, str) else type(given)
+        raise ValueError(f"redlease needs a client of redis-py, not {text}")  # its repr may show a password
     if isinstance(pool, redis.sentinel.SentinelConnectionPool):
         return _of_sentinels(pool)
     kind = _kind(pool.connection_class)

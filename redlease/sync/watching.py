@@ -26,7 +26,7 @@ class Watch(Iterator[Snapshot]):
         self._snapshots = make()
 
     def __next__(self) -> Snapshot:
-        if self._background.orphaned:
+        if self._background.is_foreign:
             raise RedleaseError("this watch is of the process that this one was forked from: call watch() again")
         snapshot = None if self._is_closed else self._client.call(self._next)
         if snapshot is None:

@@ -54,9 +54,9 @@ class Entry:
             return 0, 0, *self.arrived
         return (2, self.number, *self.arrived) if self.tag is None else (1, self.tag, *self.arrived)
 
-    def names(self, request: str) -> bool:
+    def names(self, request_id: str) -> bool:
         """Tell whether that request is one of those that use the ticket."""
-        return any(other == request for _, other in self.claims)
+        return any(other == request_id for _, other in self.claims)
 
     def deadline_from(self, now: int, lease: int) -> int:
         """Return when a renewed lease ends."""
@@ -143,11 +143,11 @@ def read_asked(asked: int | str, *, declares: bool) -> Asked:
     return Asked(int(weight), int(priority or 0), *settings[:2], float(share or 1), *settings[2:])
 
 
-def is_late(entry: Entry, request: str, place: str) -> bool:
+def is_late(entry: Entry, request_id: str, place: str) -> bool:
     """Tell whether the client of a request has sent it from a newer place since."""
     channel, epoch = split(place)
     newer = ((split(other), its) for other, its in entry.claims)
-    return any(its == request and other[0] == channel and other[1] > epoch for other, its in newer)
+    return any(its == request_id and other[0] == channel and other[1] > epoch for other, its in newer)
 
 
 def split(place: str) -> tuple[str, int]:
@@ -156,14 +156,14 @@ def split(place: str) -> tuple[str, int]:
     return channel, int(epoch or 0)
 
 
-def claimed_by_waiter(claims: list[tuple[str, str]], request: str, place: str) -> list[tuple[str, str]]:
+def claimed_by_waiter(claims: list[tuple[str, str]], request_id: str, place: str) -> list[tuple[str, str]]:
     """Return who uses a queued ticket after a request: a client waits once with it."""
     channel = split(place)[0]
-    return [(place, request), *((o, its) for o, its in claims if its != request and split(o)[0] != channel)]
+    return [(place, request_id), *((o, its) for o, its in claims if its != request_id and split(o)[0] != channel)]
 
 
-def claimed(claims: list[tuple[str, str]], request: str, place: str) -> list[tuple[str, str]]:
+def claimed(claims: list[tuple[str, str]], request_id: str, place: str) -> list[tuple[str, str]]:
     """Return who uses a permit after a request: of its own client this one, and the oldest of those before it."""
-    others = [claim for claim in claims if claim[1] != request]
+    others = [claim for claim in claims if claim[1] != request_id]
     own = [claim for claim in others if split(claim[0])[0] == split(place)[0]]
-    return [(place, request), *(claim for claim in others if claim not in own), *own[-1:]]
+    return [(place, request_id), *(claim for claim in others if claim not in own), *own[-1:]]

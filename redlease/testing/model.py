@@ -55,7 +55,7 @@ class Model(ResourceState):
     def acquire(  # noqa: PLR0917 - the arguments of the call, in its order
         self,
         ticket: str,
-        request: str,
+        request_id: str,
         place: str,
         arrival: str,
         asked: int | str,
@@ -67,22 +67,22 @@ class Model(ResourceState):
         key: str = "",
     ) -> Reply:
         """Request a permit, or repeat a request; `asked`: a weight, or with it a priority and settings."""
-        declares = self.declares(arrival, ticket, request)
+        declares = self.declares(arrival, ticket, request_id)
         weight, priority, delay, per_key, share, rate, key_rate = read_asked(asked, declares=declares)
         known = self.find(ticket)
         live = known if known and self.is_live(known) else None
-        if refused := self.refusal_of_repeat(live, request, place, weight, key):
+        if refused := self.refusal_of_repeat(live, request_id, place, weight, key):
             return refused
         if live and live.fence:
             if self.set_limits(per_key, key_rate, rate) or self.turns.is_raised:
                 self.advance()
             self.lock_delay = self.lock_delay if delay is None else delay  # for leases that end from now on
-            return self.repeat_held(live, request, place, lease, idle)
+            return self.repeat_held(live, request_id, place, lease, idle)
         wanted, declared = self.terms(capacity, declares=declares)
         is_same = wanted == self.capacity or not self.kept_until
         is_same = is_same and rate in {None, self.rate}
         at_once = not known and not self.queue and self.used() + weight <= wanted and not key and is_same
-        claims, share = [(place, request)], share if key else 1
+        claims, share = [(place, request_id)], share if key else 1
         entry = Entry(ticket, weight, lease, claims, self.now, abs(int(arrival)), key=key, share=share)
         limit = self.turns.limit if per_key is None else per_key
         if not at_once and (refused := self.refusal(entry, wanted, limit, place if waiter_lease else "")):
@@ -91,7 +91,7 @@ class Model(ResourceState):
         was_declared = self.declared if declared != self.declared else 0
         self.capacity, self.declared, self.turns.capacity = wanted, declared, wanted
         if live:
-            reply = self.repeat_queued(live, request, place, lease, waiter_lease)
+            reply = self.repeat_queued(live, request_id, place, lease, waiter_lease)
         else:
             self.remove(known)
             if not at_once:
@@ -135,10 +135,10 @@ class Model(ResourceState):
             self.tat = 0
         return True
 
-    def declares(self, arrival: str, ticket: str, request: str) -> bool:
+    def declares(self, arrival: str, ticket: str, request_id: str) -> bool:
         """Tell whether a request declares anything: who was queued before does not, nor does a copy of a request."""
         known = self.find(ticket)
-        is_copy = known is not None and known.names(request)
+        is_copy = known is not None and known.names(request_id)
         return not self.declared or not (is_copy or arrival.startswith("+"))
 
     def terms(self, capacity: int, *, declares: bool) -> tuple[int, int]:
@@ -150,17 +150,17 @@ class Model(ResourceState):
             return self.capacity, self.declared
         return capacity if self.declared or not self.capacity or capacity in EXCLUSIVE else self.capacity, capacity
 
-    def refusal_of_repeat(self, live: Entry | None, request: str, place: str, weight: int, key: str) -> Reply:
+    def refusal_of_repeat(self, live: Entry | None, request_id: str, place: str, weight: int, key: str) -> Reply:
         """Return the reply to a late copy, or to a request that differs from an earlier one; empty if it is neither."""
-        if self.tombstones.get(request, 0) > self.now:
-            return [Status.WITHDRAWN, 1] if request in self.replaced else [Status.WITHDRAWN]
+        if self.tombstones.get(request_id, 0) > self.now:
+            return [Status.WITHDRAWN, 1] if request_id in self.replaced else [Status.WITHDRAWN]
         if live and live.is_replaced:
             return [Status.WITHDRAWN, 1]
         if live and live.weight != weight:
             return [Status.OTHER_WEIGHT, live.weight]
         if live and live.key != key:
             return [Status.OTHER_WEIGHT, live.weight, 1]
-        return [Status.WITHDRAWN] if live and is_late(live, request, place) else []
+        return [Status.WITHDRAWN] if live and is_late(live, request_id, place) else []
 
     def refusal(self, entry: Entry, capacity: int, limit: int, place: str) -> Reply:
         """Return the reply to a request that can never fit, or whose place is gone; empty if it is neither."""
@@ -170,17 +170,17 @@ class Model(ResourceState):
             return [Status.MISFIT, limit, 1]
         return [Status.LAPSED] if self.places.get(place, self.now + 1) <= self.now else []
 
-    def repeat_held(self, held: Entry, request: str, place: str, lease: int, idle: int) -> Reply:
+    def repeat_held(self, held: Entry, request_id: str, place: str, lease: int, idle: int) -> Reply:
         """Give a permit to a repeated request: it declares no capacity, and its lease is full again."""
-        held.claims = claimed(held.claims, request, place)
+        held.claims = claimed(held.claims, request_id, place)
         held.lease, held.deadline = lease, held.deadline_from(self.now, lease)
         self.keep(idle)
         return [*self.granted(held), 0]
 
-    def repeat_queued(self, queued: Entry, request: str, place: str, lease: int, waiter_lease: int) -> Reply:
+    def repeat_queued(self, queued: Entry, request_id: str, place: str, lease: int, waiter_lease: int) -> Reply:
         """Let a repeated request keep its place, unless it is its turn."""
         live = [(other, its) for other, its in queued.claims if self.places.get(other, 0) > self.now]
-        claims = claimed_by_waiter(live, request, place)
+        claims = claimed_by_waiter(live, request_id, place)
         if waiter_lease:
             queued.claims, queued.lease = claims, lease
             self.places[place] = max(self.places.get(place, 0), self.now + waiter_lease)
@@ -248,22 +248,22 @@ class Model(ResourceState):
         """Return the reply to who has a permit."""
         return [Status.GRANTED, held.fence, held.since, held.deadline, self.capacity]
 
-    def release(self, ticket: str, request: str, fence: str, tombstone: int, _notify: int, idle: int) -> Reply:
+    def release(self, ticket: str, request_id: str, fence: str, tombstone: int, _notify: int, idle: int) -> Reply:
         """Take a ticket out: under its fence, as one request, or whatever has it."""
         known = self.find(ticket)
         released, changed, waiting = 0, not ticket and self.kept_until > 0, len(self.queue)
-        buried = [request] if tombstone and request else []
+        buried = [request_id] if tombstone and request_id else []
         if known:
-            others = [claim for claim in known.claims if claim[1] != request]
-            hit = known.fence == int(fence) > 0 if fence else not request or (known.names(request) and not others)
+            others = [claim for claim in known.claims if claim[1] != request_id]
+            hit = known.fence == int(fence) > 0 if fence else not request_id or (known.names(request_id) and not others)
             if hit:
                 released = int(self.is_live(known))
                 if released and known.fence and waiting:
                     lasted = self.now - known.since
                     self.lasted = (7 * (lasted if self.lasted is None else self.lasted) + lasted) / 8
                 self.remove(known)
-                buried += [its for _, its in known.claims if tombstone and not request]
-            elif not fence and known.names(request):
+                buried += [its for _, its in known.claims if tombstone and not request_id]
+            elif not fence and known.names(request_id):
                 known.claims, changed = others, True
             changed = changed or hit
         self.tombstones |= dict.fromkeys(buried, self.now + tombstone)
@@ -286,19 +286,19 @@ class Model(ResourceState):
         return [held.deadline, self.capacity, len(self.queue)]
 
     def adopt(  # noqa: PLR0917 - see above
-        self, ticket: str, fence: int, request: str, place: str, lease: int, refence: int, idle: int
+        self, ticket: str, fence: int, request_id: str, place: str, lease: int, refence: int, idle: int
     ) -> Reply:
         """Take a permit over; with a new fence from all who had it, once however often the request is repeated."""
         held = self.held.get(ticket)
-        repeated = held is not None and held.names(request)
+        repeated = held is not None and held.names(request_id)
         if held is None or not self.is_live(held) or held.is_replaced or (held.fence != fence and not repeated):
             return [0]
         if refence and not repeated:
             held.fence, held.claims = self.next_fence(), []
-        elif refence and held.claims == [(held.claims[0][0], request)]:
+        elif refence and held.claims == [(held.claims[0][0], request_id)]:
             held.claims = []
         held.deadline = max(held.deadline, self.now + lease) if held.claims else self.now + lease
-        held.claims, held.lease = claimed(held.claims, request, place), lease
+        held.claims, held.lease = claimed(held.claims, request_id, place), lease
         self.keep(idle)
         return [held.fence, held.since, held.deadline, held.weight, self.capacity]
 
@@ -313,11 +313,11 @@ class Model(ResourceState):
         return [int(held is not None), 0]
 
     def supersede(  # noqa: PLR0917 - see above
-        self, ticket: str, request: str, holders: int, tombstone: int, grace: int, idle: int, _after: str = ""
+        self, ticket: str, request_id: str, holders: int, tombstone: int, grace: int, idle: int, _after: str = ""
     ) -> Reply:
         """Let a waiting request take the place of the others of its key that came before it, or of holders too."""
         queued = self.queue.get(ticket)
-        if queued is None or not queued.names(request) or not self.is_live(queued):
+        if queued is None or not queued.names(request_id) or not self.is_live(queued):
             return [0, 0, b""]
         superseded = 0
         for other in [other for other in self.waiters() if other.key == queued.key]:
@@ -335,9 +335,9 @@ class Model(ResourceState):
 
     def replace_waiter(self, other: Entry, tombstone: int) -> None:
         """Take a waiter out of the queue, and refuse its requests for so long."""
-        requests = [its for _, its in other.claims]
-        self.tombstones |= dict.fromkeys(requests, self.now + tombstone)
-        self.replaced |= set(requests)
+        request_ids = [its for _, its in other.claims]
+        self.tombstones |= dict.fromkeys(request_ids, self.now + tombstone)
+        self.replaced |= set(request_ids)
         self.remove(other)
 
     def replace_holder(self, other: Entry, grace: int) -> None:

@@ -19,7 +19,7 @@ from redlease.errors import RedleaseError, Unavailable
 from redlease.events import OnEvent
 from redlease.protocol import encoding
 from redlease.protocol.encoding import Resource
-from redlease.protocol.faults import ErrorReply
+from redlease.protocol.error_replies import ErrorReply
 from redlease.protocol.scripts import Script
 
 # None: the connection was lost, and it is unknown whether the server executed the call.
@@ -31,11 +31,11 @@ Reached = Callable[[Resource], bool]
 
 # How long a call may stay unanswered before the connection counts as half-open, at least and at most; within that, the
 # shortest lease decides.
-PATIENCE_MS = (250.0, 3000.0)
+SILENCE_MS = (250.0, 3000.0)
 CLOSED = "this client is closed: make a new one"
 LIMIT_MS = 5000.0  # the default time limit of calls without a timeout of their own
 CANCEL_AGAIN_S = 0.1  # after which a task that goes on is cancelled again
-USUAL = -1.0  # as a `limit_ms`: the client's default
+CLIENT_DEFAULT = -1.0  # as a `limit_ms`: the client's default
 
 
 def backed_off(first: float, times: int, most: float) -> float:
@@ -43,7 +43,7 @@ def backed_off(first: float, times: int, most: float) -> float:
     return min(most, first * 2.0 ** min(times, 10))  # bounds the power, which could overflow a float
 
 
-def settles(future: asyncio.Future[T]) -> Callable[[T], None]:
+def set_result_once(future: asyncio.Future[T]) -> Callable[[T], None]:
     """Returns a callback that sets the future's result, unless the future is done."""
     return lambda result: None if future.done() else future.set_result(result)
 
@@ -52,7 +52,7 @@ def _is_waited_for(future: asyncio.Future[Any]) -> bool:
     return not future.done()
 
 
-class Patience:
+class GrowingTimeout:
     """The time limit of attempts that begin from the start each time.
 
     Each attempt that runs out of time doubles it until one succeeds: who is slow, as over a long way or on a machine
@@ -90,7 +90,7 @@ async def end(task: asyncio.Task[Any]) -> None:
         task.result()
 
 
-def everything(_: Resource) -> bool:
+def all_resources(_: Resource) -> bool:
     """The `Reached` of a transport on which all resources can be called."""
     return True
 
@@ -168,7 +168,7 @@ class Transport(ABC):
     async def call(
         self,
         *command: Any,
-        limit_ms: float | None = USUAL,
+        limit_ms: float | None = CLIENT_DEFAULT,
         ticket: str | None = None,
         lease_ms: float = math.inf,
         losses_most: float = math.inf,
@@ -184,7 +184,7 @@ class Transport(ABC):
         """
         resource, script, *args = command
         tail = encoding.pack(*args)
-        limit_ms = self.limit_ms if limit_ms == USUAL else limit_ms
+        limit_ms = self.limit_ms if limit_ms == CLIENT_DEFAULT else limit_ms
         losses = 0
         try:
             async with asyncio.timeout(None if limit_ms is None else limit_ms / 1000):
@@ -219,7 +219,7 @@ class Transport(ABC):
             link = self.endpoint_for(resource)
             future: asyncio.Future[Reply] = loop.create_future()
             if link.ready:
-                link.send(resource, script, tail, settles(future), partial(_is_waited_for, future))
+                link.send(resource, script, tail, set_result_once(future), partial(_is_waited_for, future))
             else:
                 future.set_result(None)
             futures.append(future)
@@ -248,7 +248,7 @@ class Transport(ABC):
 
     async def _ask(self, resource: Resource, script: Script, tail: bytes) -> Reply:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.endpoint_for(resource).send(resource, script, tail, settles(future), lambda: not future.done())
+        self.endpoint_for(resource).send(resource, script, tail, set_result_once(future), lambda: not future.done())
         return await future
 
     def unavailable(self, resource: Resource, ticket: str | None, within_ms: float | None) -> Unavailable:
@@ -266,11 +266,11 @@ class Transport(ABC):
     # Patience
 
     @abstractmethod
-    def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
+    def set_silence_limit(self, shortest_ms: Callable[[], float]) -> None:
         """Sets the function that returns how soon, in ms, a half-open connection must be detected."""
 
     @abstractmethod
-    def look_sooner(self, wait_ms: float) -> None:
+    def check_silence_by(self, wait_ms: float) -> None:
         """Checks connections sooner, since a lease is kept that must be renewed within `wait_ms`."""
 
     # Messages
@@ -323,12 +323,12 @@ class Transport(ABC):
             self.scripts = (*self.scripts, *new)
 
     @property
-    def at_home(self) -> bool:
+    def in_own_loop(self) -> bool:
         """Whether the current event loop and process are those it was started in; true if it was not started."""
         return self._loop is None or (self._loop is asyncio.get_running_loop() and self._process == os.getpid())
 
     @property
-    def orphaned(self) -> bool:
+    def is_foreign(self) -> bool:
         """Whether its event loop is closed, or this is a forked child of its process."""
         return self._loop is not None and (self._process != os.getpid() or self._loop.is_closed())
 

@@ -23,15 +23,15 @@ from redlease.events import Disconnected, Reconnected
 from redlease.log import report
 from redlease.protocol import encoding, scripts
 from redlease.protocol.encoding import Resource
-from redlease.protocol.faults import ErrorReply
+from redlease.protocol.error_replies import ErrorReply
 from redlease.protocol.scripts import Script
 
 from .addresses import Address, Servers
-from .base import Endpoint, Patience, Reached, Transport, backed_off, end, everything
+from .base import Endpoint, GrowingTimeout, Reached, Transport, all_resources, backed_off, end
 from .connection import BACKOFF_S
 from .handshake import explain, is_mistake, refusal_of
 from .node import ImportingNode, Node
-from .topology import SLOTS, Topology, ask_node, changed_slots, key_slot, read_moved
+from .topology import SLOTS, Topology, changed_slots, key_slot, query_node, read_moved
 
 logger = logging.getLogger("redlease")
 
@@ -75,7 +75,7 @@ class Cluster(Transport):
         prefix: str,
         on_ready: Callable[[Reached], None],
         on_message: Callable[[bytes], None],
-        kept: Callable[[], set[bytes]],
+        subscribed_keys: Callable[[], set[bytes]],
     ) -> None:
         super().__init__()
         self.scripts = scripts.SCRIPTS
@@ -89,16 +89,16 @@ class Cluster(Transport):
         self._topology = Topology([None] * SLOTS, frozenset())
         self._nodes: dict[Address, Node] = {}
         # By hash tag: the node that has imported these keys, of a slot that another node still owns (ASK).
-        self._asked: dict[bytes, Node] = {}
-        self._nowhere = NoMaster()
+        self._importing: dict[bytes, Node] = {}
+        self._no_master = NoMaster()
         # By state key: the node of the last call, cached until the topology changes.
         self._links: dict[bytes, Node] = {}
-        self._kept = kept
+        self._subscribed_keys = subscribed_keys
         self._listeners: list[tuple[str, Callable[[bytes], None]]] = []
         self._retiring: set[asyncio.Task[None]] = set()
         self._ask_first: Address | None = None
         self._lost_at: float | None = None  # when the first of the nodes out of reach was lost; by `monotonic`
-        self._patience = Patience(ASK_S[1])
+        self._connect_timeout = GrowingTimeout(ASK_S[1])
         self._stale = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -110,11 +110,11 @@ class Cluster(Transport):
     def _look_up(self, resource: Resource) -> Endpoint:
         node = self._serving(resource)
         if node is None:
-            return self._nowhere
-        if self._asked and self._asked.get(encoding.hash_tag(resource.state_key)) is node:
+            return self._no_master
+        if self._importing and self._importing.get(encoding.hash_tag(resource.state_key)) is node:
             return ImportingNode(node)
         if node.ready:
-            node.hear(resource.state_key)
+            node.subscribe_resource(resource.state_key)
             if len(self._links) >= LINKS_MOST:
                 self._links.clear()
             self._links[resource.state_key] = node
@@ -122,8 +122,8 @@ class Cluster(Transport):
 
     def _serving(self, resource: Resource) -> Node | None:
         key = resource.state_key
-        if self._asked and (asked := self._asked.get(encoding.hash_tag(key))) is not None:
-            return asked
+        if self._importing and (importing := self._importing.get(encoding.hash_tag(key))) is not None:
+            return importing
         address = self._topology.owners[key_slot(key)]
         if address is None or self._closed:
             return None
@@ -135,7 +135,7 @@ class Cluster(Transport):
         node = Node(address, pool, self._prefix, owner=self, channel=self._node_channel, on_message=self._on_message)
         self._nodes[address] = node
         node.load_too(self.scripts)
-        node.be_patient_for(self._shortest_ms)
+        node.set_silence_limit(self._shortest_ms)
         for channel, listener in self._listeners:
             node.listen(channel, listener)
         node.start()
@@ -144,7 +144,7 @@ class Cluster(Transport):
     async def until_ready(self, resource: Resource | None = None) -> None:
         self.start()
         while True:
-            ready, refusal = self.ready, self._nowhere.refusal
+            ready, refusal = self.ready, self._no_master.refusal
             if resource is not None:
                 link = self.endpoint_for(resource)
                 ready, refusal = link.ready, link.refusal
@@ -162,13 +162,13 @@ class Cluster(Transport):
         for node in list(self._nodes.values()):  # a blocking client's thread may make a guard
             node.load_too(more)
 
-    def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
+    def set_silence_limit(self, shortest_ms: Callable[[], float]) -> None:
         self._shortest_ms = shortest_ms
 
-    def look_sooner(self, wait_ms: float) -> None:
+    def check_silence_by(self, wait_ms: float) -> None:
         for node in self._nodes.values():
             if node.awaits:
-                node.look_sooner(wait_ms)
+                node.check_silence_by(wait_ms)
 
     # Messages
 
@@ -213,16 +213,16 @@ class Cluster(Transport):
         self._links.clear()
         self._stale.set()
 
-    def kept(self) -> set[bytes]:
+    def subscribed_keys(self) -> set[bytes]:
         """Returns the state keys of all resources in use; nodes unsubscribe from the others."""
         self._links.clear()
-        return self._kept()
+        return self._subscribed_keys()
 
     def serves(self, node: Node, resource: Resource) -> bool:
         """Returns True if calls on the resource go to this node."""
         key = resource.state_key
-        asked = self._asked.get(encoding.hash_tag(key)) if self._asked else None
-        return asked is node if asked is not None else self._topology.owners[key_slot(key)] == node.address
+        importing = self._importing.get(encoding.hash_tag(key)) if self._importing else None
+        return importing is node if importing is not None else self._topology.owners[key_slot(key)] == node.address
 
     def redirected(self, node: Node, tag: bytes, fault: ErrorReply) -> ErrorReply:
         """Handles an error reply to a call on keys with that hash tag; returns the error for the caller."""
@@ -230,7 +230,7 @@ class Cluster(Transport):
         if self._closed:
             return fault
         if fault.code == "MOVED":
-            self._asked.pop(tag, None)
+            self._importing.pop(tag, None)
             slot, announced = read_moved(fault.text, node.address)
             self._ask_first = self._servers.reached(announced)
             self._stale.set()
@@ -238,12 +238,12 @@ class Cluster(Transport):
         elif fault.code == "ASK":
             _, announced = read_moved(fault.text, node.address)
             address = self._servers.reached(announced)
-            self._asked[tag] = self._nodes.get(address) or self._connect(address)
+            self._importing[tag] = self._nodes.get(address) or self._connect(address)
         elif fault.partially_executed:
             return fault
         else:
             if fault.is_transient:
-                self._asked.pop(tag, None)
+                self._importing.pop(tag, None)
             if fault.code in {"CLUSTERDOWN", "MASTERDOWN"}:
                 self._stale.set()
             return fault
@@ -268,13 +268,13 @@ class Cluster(Transport):
     @property
     def refusal(self) -> RedleaseError | None:
         """The error if no node answers where the slots are because they refuse this client; None otherwise."""
-        return self._nowhere.refusal
+        return self._no_master.refusal
 
     async def close(self) -> None:
         """Closes every connection, in bounded time."""
         self._closed = True
         self._links.clear()
-        if not self.at_home:
+        if not self.in_own_loop:
             return  # its tasks belong to another loop or process
         if self._task is not None:
             await end(self._task)
@@ -304,10 +304,10 @@ class Cluster(Transport):
         mistake = self.ready and is_mistake(error)  # after a success, an unexpected error is a bug, not a wrong setting
         if mistake:
             report(error)
-        self.trouble, self._nowhere.refusal = explain(error), None if mistake else self._refused(error)
+        self.trouble, self._no_master.refusal = explain(error), None if mistake else self._refused(error)
         self._changes()
-        if self._nowhere.refusal is not None:
-            self._on_ready(everything)
+        if self._no_master.refusal is not None:
+            self._on_ready(all_resources)
 
     def _refused(self, error: Exception) -> RedleaseError | None:
         return refusal_of(error, self._prefix, cluster=True)
@@ -327,8 +327,8 @@ class Cluster(Transport):
         troubles: list[Exception] = []
         for address in addresses:
             try:
-                async with self._patience.attempt(ASK_S[0]):
-                    found = await ask_node(self._servers, address)
+                async with self._connect_timeout.attempt(ASK_S[0]):
+                    found = await query_node(self._servers, address)
                 if any(found.owners):
                     return found
                 troubles.append(exceptions.ConnectionError(f"{address} is a node that knows of no master"))
@@ -342,23 +342,23 @@ class Cluster(Transport):
     def _apply(self, found: Topology) -> None:
         """Applies a topology: closes nodes out of use, and repeats requests of resources that have moved."""
         changed = changed_slots(self._topology.owners, found.owners)
-        asked = set(self._asked)
+        importing = set(self._importing)
         self._topology = found
-        self._asked.clear()
-        self._nowhere.refusal = None
+        self._importing.clear()
+        self._no_master.refusal = None
         self.ready = True
         used = set(found.owners)
         for address in [address for address in self._nodes if address not in used]:
             node = self._nodes.pop(address)
-            node.give_up()  # first, so that its unanswered calls are repeated at the new node
+            node.release_request()  # first, so that its unanswered calls are repeated at the new node
             task = asyncio.create_task(node.close(), name="redlease leaves a node")
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
         self._changes()
         self._report_whole()
-        if changed or asked:
+        if changed or importing:
             self._on_ready(
                 lambda resource: (
-                    key_slot(resource.state_key) in changed or encoding.hash_tag(resource.state_key) in asked
+                    key_slot(resource.state_key) in changed or encoding.hash_tag(resource.state_key) in importing
                 )
             )

@@ -28,13 +28,13 @@ from redlease.events import Disconnected, Reconnected
 from redlease.log import about, report
 from redlease.protocol import encoding, scripts
 from redlease.protocol.encoding import Resource
-from redlease.protocol.faults import ErrorReply
+from redlease.protocol.error_replies import ErrorReply
 from redlease.protocol.replies import ServerInfo
 from redlease.protocol.scripts import Script
 
-from .base import PATIENCE_MS, OnReply, Patience, Reply, Transport, backed_off, end, settles
+from .base import SILENCE_MS, GrowingTimeout, OnReply, Reply, Transport, backed_off, end, set_result_once
 from .driver import Driver, ReplyError, open_driver
-from .handshake import explain, is_mistake, look_at_eviction, probe, read_server, refusal_of, settle_exchange
+from .handshake import check_eviction, explain, is_mistake, probe, read_server, refusal_of, settle_exchange
 from .window import Windowed
 
 logger = logging.getLogger("redlease")
@@ -88,13 +88,13 @@ class Connection(Windowed, Transport):
         self._refusal: RedleaseError | None = None
         self.trouble = explain(TimeoutError("it has not been reached yet"), pool)
         self._heard_at = 0.0  # by `monotonic`
-        self._patience_ms = PATIENCE_MS[1]  # of the current watchdog
+        self._silence_limit_ms = SILENCE_MS[1]  # of the current watchdog
         self._watchdog: asyncio.TimerHandle | None = None
         self._probed = False
         self._lost_at: float | None = None  # when an established connection was lost; by `monotonic`
         self.server = ServerInfo("", "master")  # read on connect
         self._loading = False
-        self._patience = Patience(CONNECT_S[1])
+        self._connect_timeout = GrowingTimeout(CONNECT_S[1])
 
     # Calls
 
@@ -112,12 +112,12 @@ class Connection(Windowed, Transport):
         out.append(data)
         if len(out) >= self._enough:
             if self._enough == 1:
-                self._begin_turn()
+                self._begin_batch()
             else:
                 self._enough *= 2
             self._write()
 
-    def _begin_turn(self) -> None:
+    def _begin_batch(self) -> None:
         loop = asyncio.get_running_loop()
         if self._watchdog is None:
             self._heard_at = monotonic()
@@ -125,7 +125,7 @@ class Connection(Windowed, Transport):
         # A lone call needs no batch, so skip `call_soon`; asyncio's own loops show in `_ready` what else will run.
         if len(self._pending) > 1 or getattr(loop, "_ready", True):
             self._enough = 2
-            loop.call_soon(self._end_turn)
+            loop.call_soon(self._end_batch)
 
     def _write(self) -> None:
         out, self._out = self._out, []
@@ -137,22 +137,22 @@ class Connection(Windowed, Transport):
     def silent_ms(self) -> float:
         return (monotonic() - self._heard_at) * 1000
 
-    def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
+    def set_silence_limit(self, shortest_ms: Callable[[], float]) -> None:
         self._shortest_ms = shortest_ms
 
     @property
-    def patience_ms(self) -> float:
+    def silence_limit_ms(self) -> float:
         """How long, in ms, a call may stay unanswered: short leases reduce it, but never below the round-trip time."""
         if not self.ready:
-            return PATIENCE_MS[1]
-        return max(self._least_ms, min(PATIENCE_MS[1], self._shortest_ms()))
+            return SILENCE_MS[1]
+        return max(self._least_ms, min(SILENCE_MS[1], self._shortest_ms()))
 
     @property
     def _least_ms(self) -> float:
-        return max(PATIENCE_MS[0], 3 * self._round_trip_ms)
+        return max(SILENCE_MS[0], 3 * self._round_trip_ms)
 
-    def look_sooner(self, wait_ms: float) -> None:
-        if self._watchdog is None or wait_ms >= self._patience_ms:
+    def check_silence_by(self, wait_ms: float) -> None:
+        if self._watchdog is None or wait_ms >= self._silence_limit_ms:
             return
         loop = asyncio.get_running_loop()
         if self._watchdog.when() > loop.time() + max(self._least_ms, wait_ms) / 2000:
@@ -187,7 +187,7 @@ class Connection(Windowed, Transport):
     async def _subscribe(self, *channels: str) -> Reply:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         for channel in channels:
-            self._subscription("SUBSCRIBE", channel, settles(future))
+            self._subscription("SUBSCRIBE", channel, set_result_once(future))
         return await future if self._driver is not None and self._driver.inline_push else None
 
     def _subscription(self, verb: str, channel: str, on_reply: OnReply) -> None:
@@ -259,16 +259,16 @@ class Connection(Windowed, Transport):
     def on_push(self, push: list[Any]) -> None:
         if push[0] == b"message":
             for listener in tuple(self._listeners.get(push[1], ())):
-                self._tell(listener, push[2])
+                self._notify(listener, push[2])
         elif push[0].endswith(b"subscribe") and self._pending and self._pending[0][0] == b"":
-            self._tell(self._pending.popleft()[1], push)
+            self._notify(self._pending.popleft()[1], push)
 
     def on_lost(self, why: str) -> None:
         self._driver = None
         self._abort(why)
 
     @staticmethod
-    def _tell(listener: Callable[[Any], None], what: Any) -> None:
+    def _notify(listener: Callable[[Any], None], what: Any) -> None:
         try:
             listener(what)
         except Exception as error:  # noqa: BLE001  as above
@@ -296,32 +296,32 @@ class Connection(Windowed, Transport):
             self._answer(on_reply, None)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._patience_ms = self.patience_ms
-        due = loop.time() + self._patience_ms / 2000
-        self._watchdog = loop.call_at(due, self._look, loop, due)
+        self._silence_limit_ms = self.silence_limit_ms
+        due = loop.time() + self._silence_limit_ms / 2000
+        self._watchdog = loop.call_at(due, self._check_silence, loop, due)
 
-    def _look(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+    def _check_silence(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         """Closes a connection on which calls stay unanswered: a half-open connection reports no error."""
         self._watchdog = None
         try:
-            self._look_at_silence(loop, due)
+            self._abort_if_silent(loop, due)
         except Exception as error:  # noqa: BLE001  nothing else detects a half-open connection
             report(error)
-            self._watchdog = loop.call_later(AGAIN_S, self._look, loop, loop.time() + AGAIN_S)
+            self._watchdog = loop.call_later(AGAIN_S, self._check_silence, loop, loop.time() + AGAIN_S)
 
-    def _look_at_silence(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+    def _abort_if_silent(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         if not self._pending:
             return
         late = loop.time() - due
-        if late > self.patience_ms / 4000:  # the loop was blocked: data may have arrived that is not read yet
+        if late > self.silence_limit_ms / 4000:  # the loop was blocked: data may have arrived that is not read yet
             self._heard_at = monotonic()
-        if monotonic() - self._heard_at > self.patience_ms / 1000:
-            self._abort(f"no answer for {self.patience_ms / 1000:g} s")
+        if monotonic() - self._heard_at > self.silence_limit_ms / 1000:
+            self._abort(f"no answer for {self.silence_limit_ms / 1000:g} s")
         else:
             self._watch(loop)
 
     @property
-    def moves(self) -> bool:
+    def role_may_change(self) -> bool:
         """Whether every connect looks up the primary, so that finding a replica is a temporary error."""
         return isinstance(self.pool, SentinelConnectionPool)
 
@@ -346,7 +346,7 @@ class Connection(Windowed, Transport):
 
     async def close(self) -> None:
         self._closed = True
-        if not self.at_home:
+        if not self.in_own_loop:
             return  # its tasks belong to another loop or process
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -372,7 +372,7 @@ class Connection(Windowed, Transport):
             try:
                 await self._serve()
             except Exception as error:  # noqa: BLE001  waiting callers must learn of any error
-                self._tell(self._failed, error)
+                self._notify(self._failed, error)
             attempt = 0 if loop.time() - began > LIVED_S else attempt + 1
             first_s, most_s = BACKOFF_S
             await asyncio.sleep(backed_off(first_s, attempt - 1, most_s) * random.uniform(0.5, 1.0))
@@ -382,7 +382,7 @@ class Connection(Windowed, Transport):
         if self._driver is not None or self._pending:  # left by a failed attempt
             self._abort(self.trouble)
         self._lost.clear()
-        async with self._patience.attempt(max(CONNECT_S[0], self._shortest_ms() / 1000)):
+        async with self._connect_timeout.attempt(max(CONNECT_S[0], self._shortest_ms() / 1000)):
             await self._open()
         if not self._lost.is_set():  # else it was lost with the last reply, and `_abort` has run
             if self._lost_at is not None:
@@ -429,7 +429,7 @@ class Connection(Windowed, Transport):
                 raise exceptions.ResponseError(reply.text)
         if not self._probed:
             await probe(self._exchange, *self._probed_by(), self._prefix, cluster=self.in_cluster)
-            await look_at_eviction(self._exchange)
+            await check_eviction(self._exchange)
             self._probed = True
 
     def _exchange(self, command: bytes) -> asyncio.Future[Any]:
@@ -443,7 +443,7 @@ class Connection(Windowed, Transport):
 
     def _check_role(self, hello: Any) -> None:
         # A former primary may become one again, or its host name may point to another server.
-        self.server = read_server(hello, was_primary=self.moves or self._probed) or self.server
+        self.server = read_server(hello, was_primary=self.role_may_change or self._probed) or self.server
 
     def _probed_by(self) -> tuple[Resource, str]:
         return Resource(self._prefix, f"probe of {self.channel}"), self.channel

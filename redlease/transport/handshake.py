@@ -16,7 +16,7 @@ from redlease.errors import RedleaseError
 from redlease.log import about
 from redlease.protocol import encoding, rights
 from redlease.protocol.encoding import Resource
-from redlease.protocol.faults import ErrorReply
+from redlease.protocol.error_replies import ErrorReply
 from redlease.protocol.replies import ServerInfo, info_value
 from redlease.protocol.scripts import PROBE
 
@@ -52,16 +52,16 @@ def refusal_of(error: Exception, prefix: str, *, cluster: bool = False) -> Redle
     """Returns the error for callers if the server was reached and refused; None if it could not be reached."""
     if isinstance(error, RedleaseError):
         return error
-    said = explain(error)
+    text = explain(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
-        none_given = _NO_LOGIN.match(said)
+        none_given = _NO_LOGIN.match(text)
         what = "wants a user name and password" if none_given else "refused the user name or password"
         return RedleaseError(
-            f"the server {what}: {said}. Put {'them' if none_given else 'the right ones'} into the URL"
+            f"the server {what}: {text}. Put {'them' if none_given else 'the right ones'} into the URL"
         )
     wrong = error.__cause__ or error.__context__
     if isinstance(wrong, ssl.SSLCertVerificationError):
-        return RedleaseError(_untrusted(wrong, said))
+        return RedleaseError(_untrusted(wrong, text))
     if isinstance(error, exceptions.ResponseError):
         return _refused_reply(ErrorReply(error_text(error)), prefix, cluster)
     if isinstance(error, exceptions.RedisError | OSError | TimeoutError):
@@ -93,11 +93,11 @@ def read_hello(hello: Any) -> ServerInfo | None:
         hello = dict(zip(hello[::2], hello[1::2], strict=True))
     if not isinstance(hello, dict):
         return None
-    said = {_text(key): _text(value) for key, value in hello.items()}
-    server = ServerInfo(said.get("version", ""), said.get("role", "master"))
-    if "sentinel" in (server.role, said.get("mode")):
+    text = {_text(key): _text(value) for key, value in hello.items()}
+    server = ServerInfo(text.get("version", ""), text.get("role", "master"))
+    if "sentinel" in (server.role, text.get("mode")):
         raise RedleaseError("the server is a Sentinel. Give it as redis+sentinel://host:port/<name of the service>")
-    if said.get("server") in ("redis", "valkey") and server.too_old:
+    if text.get("server") in ("redis", "valkey") and server.too_old:
         raise RedleaseError(f"the server is version {server.version}; redlease needs Redis 6.2 or newer, or Valkey")
     return server
 
@@ -147,7 +147,7 @@ async def probe(exchange: Exchange, resource: Resource, channel: str, prefix: st
         raise missing_rights(list(missing.values()), prefix, cluster=cluster)
 
 
-async def look_at_eviction(exchange: Exchange) -> None:
+async def check_eviction(exchange: Exchange) -> None:
     """Warns if the server may evict keys when it is short of memory."""
     info = await exchange(encoding.plain("INFO", "memory"))
     policy = info_value(info.decode() if isinstance(info, bytes) else str(info), "maxmemory_policy")
@@ -164,10 +164,10 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _untrusted(wrong: ssl.SSLCertVerificationError, said: str) -> str:
+def _untrusted(wrong: ssl.SSLCertVerificationError, text: str) -> str:
     if wrong.verify_code in OTHER_NAME:
-        return f"the server's certificate is for another name: {said}. Put the name that it has into the URL"
-    return f"the server's certificate is not trusted: {said}. Give its authority as `ssl_ca_certs`"
+        return f"the server's certificate is for another name: {text}. Put the name that it has into the URL"
+    return f"the server's certificate is not trusted: {text}. Give its authority as `ssl_ca_certs`"
 
 
 def _refused_reply(fault: ErrorReply, prefix: str, cluster: bool) -> RedleaseError | None:

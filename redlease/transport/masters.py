@@ -11,7 +11,7 @@ from redis import exceptions
 from redis.asyncio import ConnectionPool
 
 from redlease.errors import RedleaseError, Unavailable
-from redlease.protocol.faults import ErrorReply
+from redlease.protocol.error_replies import ErrorReply
 
 from .addresses import Address
 from .base import Transport
@@ -92,15 +92,15 @@ class Master:
             await self._connection.disconnect(nowait=True)
 
 
-def _refusal(name: str, command: str, said: str) -> str:
+def _refusal(name: str, command: str, text: str) -> str:
     grant = (
-        f". Grant it to the Redis user: ACL SETUSER <user> +{command.lower()}" if ErrorReply(said).not_allowed else ""
+        f". Grant it to the Redis user: ACL SETUSER <user> +{command.lower()}" if ErrorReply(text).not_allowed else ""
     )
-    return f"the server {name} refused {command}: {said.rstrip('. ')}{grant}"
+    return f"the server {name} refused {command}: {text.rstrip('. ')}{grant}"
 
 
 @contextlib.asynccontextmanager
-async def asked_apart(transport: Transport) -> AsyncIterator[list[Master]]:
+async def master_connections(transport: Transport) -> AsyncIterator[list[Master]]:
     """Returns every master that the transport knows of; closes the connections to them at the end of the block.
 
     Raises:

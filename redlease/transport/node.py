@@ -13,7 +13,7 @@ from redlease.errors import RedleaseError
 from redlease.log import about
 from redlease.protocol import encoding
 from redlease.protocol.encoding import Resource
-from redlease.protocol.faults import ErrorReply
+from redlease.protocol.error_replies import ErrorReply
 from redlease.protocol.scripts import Script
 
 from .addresses import Address
@@ -49,7 +49,7 @@ class Owner(Protocol):
         """Returns True if calls on the resource go to this node."""
         ...
 
-    def kept(self) -> set[bytes]:
+    def subscribed_keys(self) -> set[bytes]:
         """Returns the state keys of all resources that the client holds or waits for."""
         ...
 
@@ -77,7 +77,7 @@ class Node(Connection):
         self.address = address
         self.lost = False
         self._owner = owner
-        self._hears = on_message
+        self._on_channel_message = on_message
         self._suffix = owner.channel.encode()
         self._channels: dict[bytes, None] = {}  # by the state key of their resource
         self._leaving: dict[bytes, int] = {}  # by state key: unsubscribe calls without a reply
@@ -88,7 +88,7 @@ class Node(Connection):
         return f"<{type(self).__name__} {self.address}>"
 
     @property
-    def moves(self) -> bool:
+    def role_may_change(self) -> bool:
         """True: if a node is a replica now, the cluster finds the new master."""
         return True
 
@@ -126,12 +126,12 @@ class Node(Connection):
 
     # Messages
 
-    def hear(self, key: bytes) -> None:
+    def subscribe_resource(self, key: bytes) -> None:
         """Subscribes to the messages about the resource with this state key."""
         if key in self._channels or not self.ready:
             return
         if len(self._channels) >= self._channels_most:
-            self._leave_channels(self._owner.kept())
+            self._leave_channels(self._owner.subscribed_keys())
         self._channels[key] = None
         verb = "SSUBSCRIBE" if self.server.has_sharded_channels else "SUBSCRIBE"
         self._subscription(verb, self._channel_of(key), partial(self._listens, key))
@@ -152,9 +152,9 @@ class Node(Connection):
             self._warned = True
             logger.warning("%s: grants are noticed late: %s", self.address, fault.error(), extra=about())
 
-    def _leave_channels(self, kept: set[bytes]) -> None:
+    def _leave_channels(self, subscribed_keys: set[bytes]) -> None:
         verb = "SUNSUBSCRIBE" if self.server.has_sharded_channels else "UNSUBSCRIBE"
-        for key in [key for key in self._channels if key not in kept]:
+        for key in [key for key in self._channels if key not in subscribed_keys]:
             del self._channels[key]
             self._leaving[key] = self._leaving.get(key, 0) + 1
             self._subscription(verb, self._channel_of(key), partial(self._left, key))
@@ -170,7 +170,7 @@ class Node(Connection):
         if key not in self._channels:
             super().on_push(push)
         elif push[0] in (b"smessage", b"message"):
-            self._tell(self._hears, push[2])
+            self._notify(self._on_channel_message, push[2])
         elif push[0] == b"sunsubscribe" and key not in self._leaving:  # sent by the server: the slot has moved
             del self._channels[key]
             self._owner.moved(self)
@@ -179,7 +179,7 @@ class Node(Connection):
 
     # Life
 
-    def give_up(self) -> None:
+    def release_request(self) -> None:
         """Closes the connection at once, so that unanswered calls get None; call `close` after it."""
         self._closed = True
         self._abort("it serves nothing any more")

@@ -10,7 +10,7 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redlease.errors import RedleaseError
 
 from .addresses import Address, NamedServers
-from .base import Patience
+from .base import GrowingTimeout
 
 # The time limit for one Sentinel, at first and at most: short, so that there is time left to ask the next one and to
 # connect; longer after each that was late, since all of them may be slow.
@@ -37,7 +37,7 @@ class Sentinels(Sentinel):
         ours = {"socket_timeout": None, "socket_connect_timeout": None, "retry": None}
         super().__init__(addresses, others_min, settings | ours)  # type: ignore[no-untyped-call]
         self._reached_at = reached_at
-        self._patience = Patience(ANSWER_S[1])
+        self._connect_timeout = GrowingTimeout(ANSWER_S[1])
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """Returns host and port of the primary.
@@ -46,23 +46,23 @@ class Sentinels(Sentinel):
             RedleaseError: None knows the primary, and one refused the user name or password or is not a Sentinel.
             redis.exceptions.ConnectionError: None knows the primary now.
         """
-        said = []
+        text = []
         refused = None
         for number, sentinel in enumerate(self.sentinels):
             try:
-                async with self._patience.attempt(ANSWER_S[0]):
+                async with self._connect_timeout.attempt(ANSWER_S[0]):
                     services: Any = await sentinel.sentinel_masters()
             except (exceptions.RedisError, OSError) as error:
                 refused = refused or _refusal(error, _address_of(sentinel))
-                said.append(f"{_address_of(sentinel)}: {str(error) or 'no answer in time'}")
+                text.append(f"{_address_of(sentinel)}: {str(error) or 'no answer in time'}")
                 continue
             state = services.get(service_name)
             if state and self.check_master_state(state, service_name):
                 self.sentinels.insert(0, self.sentinels.pop(number))  # it is asked first the next time
                 return self._reached_at or state["ip"], state["port"]
-            said.append(f"{_address_of(sentinel)}: {'it is down' if state else 'no such service'}")
+            text.append(f"{_address_of(sentinel)}: {'it is down' if state else 'no such service'}")
         raise refused or exceptions.ConnectionError(
-            f"no Sentinel knows a primary of {service_name!r}: {'; '.join(said)}"
+            f"no Sentinel knows a primary of {service_name!r}: {'; '.join(text)}"
         )
 
 
@@ -76,11 +76,11 @@ def _refusal(error: Exception, address: Address) -> RedleaseError | None:
         return RedleaseError(f"the server at {address} is no Sentinel. Give a single server as `redis://`")
     if not isinstance(error, exceptions.AuthenticationError | exceptions.ResponseError):
         return None
-    said = str(error).rstrip(". ")
+    text = str(error).rstrip(". ")
     if not isinstance(error, exceptions.AuthenticationError):
-        return RedleaseError(f"the Sentinel at {address} refused to tell where the primary is: {said}")
+        return RedleaseError(f"the Sentinel at {address} refused to tell where the primary is: {text}")
     return RedleaseError(
-        f"a Sentinel refused the user name or password: {said}. Sentinels have their own: give them as "
+        f"a Sentinel refused the user name or password: {text}. Sentinels have their own: give them as "
         "`sentinel_username` and `sentinel_password`"
     )
 

@@ -13,7 +13,7 @@ from redlease.errors import RedleaseError
 from .addresses import Address, Servers
 from .driver import open_connection
 
-__all__ = ["SLOTS", "Topology", "ask_node", "changed_slots", "key_slot", "read_moved", "read_slots"]
+__all__ = ["SLOTS", "Topology", "changed_slots", "key_slot", "query_node", "read_moved", "read_slots"]
 
 
 class Topology(NamedTuple):
@@ -23,32 +23,32 @@ class Topology(NamedTuple):
     nodes: frozenset[Address]
 
 
-def _host(said: Any, asked: Address) -> str:
+def _host(text: Any, queried: Address) -> str:
     # A node that does not know its own address announces an empty host: then the host that was asked is used.
-    text = said.decode() if isinstance(said, bytes) else str(said or "")
-    return asked.host if text in ("", "?") else text
+    text = text.decode() if isinstance(text, bytes) else str(text or "")
+    return queried.host if text in ("", "?") else text
 
 
-def read_slots(reply: list[Any], asked: Address) -> Topology:
+def read_slots(reply: list[Any], queried: Address) -> Topology:
     """Parses CLUSTER SLOTS, a list of `[first, last slot, [host, port, ...] of the master, ... of a replica, ...]`."""
     owners: list[Address | None] = [None] * SLOTS
     nodes = set()
     for first, last, *serving in reply:
-        addresses = [Address(_host(host, asked), port) for host, port, *_ in serving]
+        addresses = [Address(_host(host, queried), port) for host, port, *_ in serving]
         nodes.update(addresses)
         if addresses:
             owners[first : last + 1] = [addresses[0]] * (last + 1 - first)
     return Topology(owners, frozenset(nodes))
 
 
-def read_moved(text: str, asked: Address) -> tuple[int, Address]:
-    """Parses slot and address of `MOVED 3999 host:port` or `ASK 3999 host:port`, a reply of the node `asked`."""
+def read_moved(text: str, queried: Address) -> tuple[int, Address]:
+    """Parses slot and address of `MOVED 3999 host:port` or `ASK 3999 host:port`, a reply of the node `queried`."""
     _, slot, where = text.split(" ")[:3]
     host, _, port = where.rpartition(":")
-    return int(slot), Address(_host(host, asked), int(port))
+    return int(slot), Address(_host(host, queried), int(port))
 
 
-async def ask_node(servers: Servers, address: Address) -> Topology:
+async def query_node(servers: Servers, address: Address) -> Topology:
     """Asks one node for the topology, on a temporary connection; the addresses are those to connect to.
 
     Raises:

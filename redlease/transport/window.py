@@ -162,7 +162,7 @@ class Windowed(ABC):
         self._is_full, self._room_left = bool(self._unsent), self._room
         if is_measured:
             window.begin(window.size - self._room)
-        self._end_turn()
+        self._end_batch()
 
     def _send_all(self) -> None:
         """Sends all that waits, as nobody waits for answers any more."""
@@ -175,7 +175,7 @@ class Windowed(ABC):
     ) -> None:
         """Adds a call to the current batch."""
 
-    def _end_turn(self) -> None:
+    def _end_batch(self) -> None:
         self._enough = 1
         self._write()
 

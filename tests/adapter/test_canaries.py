@@ -62,7 +62,7 @@ async def waits(stage: Stage, workflow_id: str = "w1") -> str:
     record = record_of("r", workflow_id)
     tracker = TicketTracker(stage.relay, await stage.relay.claim(record))
     stage.relay.track(tracker)
-    await tracker.standing()
+    await tracker.status()
     return workflow_id
 
 
@@ -76,7 +76,7 @@ async def free(stage: Stage) -> None:
 async def beats(stage: Stage, count: int) -> None:
     """Let a relay beat so often."""
     for _ in range(count):
-        await stage.relay._say_alive()
+        await stage.relay._renew_relay_lease()
 
 
 async def test_another_key_completes_nothing(services: Services) -> None:

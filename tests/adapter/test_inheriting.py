@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from conftest import Servers
 
-SELDOM_MS = 60_000.0
+IDLE_POLL_MS = 60_000.0
 SOON_S = 10.0
 
 
 async def test_a_run_that_ended_unseen(servers: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heir looks at once at the runs whose permits it takes over: nobody saw them since the other was killed."""
-    monkeypatch.setattr(run_monitor, "SELDOM_MS", SELDOM_MS)
+    monkeypatch.setattr(run_monitor, "IDLE_POLL_MS", IDLE_POLL_MS)
     temporal = FakeTemporal()
     stages = [Stage(servers.url("valkey9"), prefix, temporal) for _ in range(2)]
     async with contextlib.AsyncExitStack() as stack:

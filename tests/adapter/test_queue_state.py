@@ -17,13 +17,13 @@ from redlease_temporal.backends.coordinator.queue_state import BYTES_MAX, IDLE_M
 from redlease_temporal.payloads.coordinator import (
     Adoption,
     Confirmed,
+    CoordinatorRequest,
     Downgrade,
     Release,
     Renewal,
-    Request,
     Requester,
 )
-from redlease_temporal.payloads.locks import Terms
+from redlease_temporal.payloads.locks import ResourceTerms
 
 if TYPE_CHECKING:
     from redlease import Permit
@@ -40,9 +40,9 @@ def requester(ticket: str, number: int = 0) -> Requester:
 
 def request(
     ticket: str, number: int = 0, *, capacity: int = 1, max_waiters: int | None = None, **more: object
-) -> Request:
+) -> CoordinatorRequest:
     """Return a request."""
-    asked = Request(Terms("r", capacity, LEASE_MS, max_waiters), ticket, requester(ticket, number))
+    asked = CoordinatorRequest(ResourceTerms("r", capacity, LEASE_MS, max_waiters), ticket, requester(ticket, number))
     return replace(asked, **more)  # type: ignore[arg-type]
 
 
@@ -144,7 +144,7 @@ class Against(RuleBasedStateMachine):
             self.settle(effects)
 
     @rule(ticket=TICKETS, stale=st.booleans())
-    def give_back(self, ticket: str, stale: bool) -> None:
+    def release(self, ticket: str, stale: bool) -> None:
         """Release under the fence, or under one that it is not held by."""
         entry = self.holding.get(ticket)
         fence = (entry.fence if entry else 1) + stale
@@ -191,7 +191,7 @@ class Against(RuleBasedStateMachine):
         """Let time pass: what nobody keeps lapses, and waiters past their deadline leave."""
         self.now_ms += ms
         over = [key for key, each in self.holding.items() if not each.keep and (each.ends_ms or 0) <= self.now_ms]
-        effects = self.books.lapse(self.us())
+        effects = self.books.expire(self.us())
         assert not [effect for effect in effects if effect.kind == "lost"]  # nobody waits to hear of plain data
         for ticket in over:
             del self.holding[ticket]
@@ -206,7 +206,7 @@ class Against(RuleBasedStateMachine):
         entry = self.holding.get(ticket) or self.waiting.get(ticket)
         if entry is None:
             return
-        effects = self.books.looked(requester(ticket, entry.number), fate, self.us())
+        effects = self.books.apply_status(requester(ticket, entry.number), fate, self.us())
         if fate == "closed":
             self.holding.pop(ticket, None)
             self.waiting.pop(ticket, None)
@@ -300,9 +300,9 @@ def test_one_of_two_that_share_a_permit_is_gone(how: str) -> None:
     for leaving in "bc":
         assert books.holders[0].requester == requester(leaving)
         if how == "told in vain":
-            effects = books.gone(Notification("granted", requester(leaving), permit), us(5))
+            effects = books.take_back(Notification("granted", requester(leaving), permit), us(5))
         elif how == "looked at":
-            effects = books.looked(requester(leaving), "closed", us(5))
+            effects = books.apply_status(requester(leaving), "closed", us(5))
         else:
             effects = books.release(Release("b", None, f"{leaving}/0"), us(5))
         assert told(effects) == ([] if leaving == "b" else [("granted", "d/0")])
@@ -311,9 +311,9 @@ def test_one_of_two_that_share_a_permit_is_gone(how: str) -> None:
 def test_the_second_of_two_that_share_a_permit_is_gone() -> None:
     """Nothing changes for the first, and nobody holds it when that is gone too."""
     books, permit = shared()
-    assert books.gone(Notification("granted", requester("c"), permit), us(5)) == []
+    assert books.take_back(Notification("granted", requester("c"), permit), us(5)) == []
     assert books.permit("b", permit.fence) is not None
-    assert told(books.looked(requester("b"), "closed", us(6))) == [("granted", "d/0")]
+    assert told(books.apply_status(requester("b"), "closed", us(6))) == [("granted", "d/0")]
 
 
 def test_one_of_two_that_share_a_permit_releases_it() -> None:
@@ -344,12 +344,12 @@ def test_a_grant_that_reaches_nobody_goes_to_the_next() -> None:
     books = QueueState("r")
     (granted,) = books.request(request("a"), us(0))
     books.request(request("b"), us(1))
-    assert told(books.gone(granted, us(2))) == [("granted", "b/0")]
-    assert books.gone(granted, us(3)) == []
+    assert told(books.take_back(granted, us(2))) == [("granted", "b/0")]
+    assert books.take_back(granted, us(3)) == []
     adoption = Adoption("b", books.holders[0].permit.fence, requester("c"), LEASE_MS)
     to_b = Notification("granted", requester("b"), books.holders[0].permit)
     books.adopt(adoption, us(4))
-    assert books.gone(to_b, us(5)) == []
+    assert books.take_back(to_b, us(5)) == []
     assert books.holders[0].requester == requester("c")
 
 
@@ -374,10 +374,10 @@ def test_the_next_run_of_the_chain_keeps_the_fence() -> None:
     (granted,) = books.request(request("a"), us(0))
     assert granted.permit is not None
     successor = replace(requester("a", 1), run_id="run-2")
-    books.looked(requester("a"), "continued", us(500))
+    books.apply_status(requester("a"), "continued", us(500))
     books.adopt(Adoption("a", granted.permit.fence, successor, LEASE_MS), us(900))
     assert books.permit("a", granted.permit.fence) is not None
-    assert books.lapse(us(1800)) == []
+    assert books.expire(us(1800)) == []
 
 
 def reader_of(books: QueueState) -> Permit:
@@ -405,7 +405,7 @@ def test_a_run_that_is_reset_after_a_downgrade_has_lost_the_permit() -> None:
     """Found by a look it is told so; if it asks again it is queued as a writer again; a late copy changes nothing."""
     books = QueueState("r")
     reader_of(books)
-    assert told(books.looked(requester("a"), "reset", us(2))) == [("lost", "a/0")]
+    assert told(books.apply_status(requester("a"), "reset", us(2))) == [("lost", "a/0")]
     assert not books.holders
     books = QueueState("r")
     permit = reader_of(books)
@@ -424,7 +424,7 @@ def test_an_adopted_permit_survives_a_reset_after_its_downgrade() -> None:
     permit = reader_of(books)
     successor = replace(requester("a", 1), run_id="run-2")
     books.adopt(Adoption("a", permit.fence, successor, LEASE_MS), us(2))
-    assert told(books.looked(successor, "reset", us(3))) == [("confirm", "a/1")]
+    assert told(books.apply_status(successor, "reset", us(3))) == [("confirm", "a/1")]
     assert books.permit("a", permit.fence) is not None
 
 
@@ -434,13 +434,13 @@ def test_who_moved_on_has_a_lease_to_say_so(fate: str) -> None:
     books = QueueState("r")
     (granted,) = books.request(request("a"), us(0))
     assert granted.permit is not None
-    effects = books.looked(requester("a"), fate, us(1000))
+    effects = books.apply_status(requester("a"), fate, us(1000))
     assert told(effects) == ([("confirm", "a/0")] if fate == "reset" else [])
-    assert books.lapse(us(1999)) == []
+    assert books.expire(us(1999)) == []
     books.confirmed(Confirmed("a", granted.permit.fence, "run-2"), us(1999))
-    assert books.lapse(us(2500)) == []
-    books.looked(replace(requester("a"), run_id="run-2"), fate, us(2999))
-    assert told(books.lapse(us(4000))) == [("lost", "a/0")]
+    assert books.expire(us(2500)) == []
+    books.apply_status(replace(requester("a"), run_id="run-2"), fate, us(2999))
+    assert told(books.expire(us(4000))) == [("lost", "a/0")]
 
 
 def test_a_server_that_does_not_say_is_believed_for_a_while() -> None:
@@ -448,10 +448,10 @@ def test_a_server_that_does_not_say_is_believed_for_a_while() -> None:
     books = QueueState("r")
     books.request(request("a"), us(0))
     for number in range(1, UNKNOWN_MAX + 1):
-        books.looked(requester("a"), "unknown", us(1000 * number))
-        assert books.lapse(us(1000 * number)) == []
-    books.looked(requester("a"), "unknown", us(1000 * (UNKNOWN_MAX + 1)))
-    assert told(books.lapse(us(1000 * (UNKNOWN_MAX + 1)))) == [("lost", "a/0")]
+        books.apply_status(requester("a"), "unknown", us(1000 * number))
+        assert books.expire(us(1000 * number)) == []
+    books.apply_status(requester("a"), "unknown", us(1000 * (UNKNOWN_MAX + 1)))
+    assert told(books.expire(us(1000 * (UNKNOWN_MAX + 1)))) == [("lost", "a/0")]
 
 
 def test_max_hold_ends_the_keeping() -> None:
@@ -459,21 +459,21 @@ def test_max_hold_ends_the_keeping() -> None:
     books = QueueState("r")
     (granted,) = books.request(request("a", max_hold_ms=1500), us(0))
     assert books.due(START_MS + 1000) == [requester("a")]
-    books.looked(requester("a"), "open", us(1000))
+    books.apply_status(requester("a"), "open", us(1000))
     assert books.due(START_MS + 2000) == []
     assert granted.permit is not None
     books.renew(Renewal("a", granted.permit.fence, 5000), us(1900))
-    assert books.lapse(us(2000)) == []
-    assert told(books.lapse(us(6900))) == [("lost", "a/0")]
+    assert books.expire(us(2000)) == []
+    assert told(books.expire(us(6900))) == [("lost", "a/0")]
 
 
 def test_on_close_lease_lets_it_lapse() -> None:
     """The permit of a closed run is not given back, and lapses."""
     books = QueueState("r")
     books.request(request("a", on_close="lease"), us(0))
-    assert books.looked(requester("a"), "closed", us(900)) == []
+    assert books.apply_status(requester("a"), "closed", us(900)) == []
     assert books.holders
-    assert told(books.lapse(us(1000))) == [("lost", "a/0")]
+    assert told(books.expire(us(1000))) == [("lost", "a/0")]
 
 
 def test_bounds() -> None:

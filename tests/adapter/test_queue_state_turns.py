@@ -20,8 +20,8 @@ from redlease.protocol.replies import Status
 from redlease.testing.model import Model
 from redlease_temporal.backends.coordinator.queue_state import QueueState
 from redlease_temporal.backends.coordinator.views import position, snapshot
-from redlease_temporal.payloads.coordinator import Adoption, Release, Renewal, Request, Requester
-from redlease_temporal.payloads.locks import Terms
+from redlease_temporal.payloads.coordinator import Adoption, CoordinatorRequest, Release, Renewal, Requester
+from redlease_temporal.payloads.locks import ResourceTerms
 
 if TYPE_CHECKING:
     from redlease.limits import Full
@@ -44,9 +44,13 @@ def requester(ticket: str, number: int = 0) -> Requester:
     return Requester(f"workflow-{ticket}", f"run-{ticket}", f"run-{ticket}", f"{ticket}/{number}")
 
 
-def request(ticket: str, number: int = 0, *, per_key: int | None = None, capacity: int = 1, **more: object) -> Request:
+def request(
+    ticket: str, number: int = 0, *, per_key: int | None = None, capacity: int = 1, **more: object
+) -> CoordinatorRequest:
     """Return a request."""
-    asked = Request(Terms("r", capacity, LEASE_MS, per_key=per_key), ticket, requester(ticket, number))
+    asked = CoordinatorRequest(
+        ResourceTerms("r", capacity, LEASE_MS, per_key=per_key), ticket, requester(ticket, number)
+    )
     return replace(asked, **more)  # type: ignore[arg-type]
 
 
@@ -116,7 +120,7 @@ class Books(RuleBasedStateMachine):
         """Return the key of a request."""
         return drawn
 
-    def asked(self, asked: Request, now_us: int) -> None:
+    def asked(self, asked: CoordinatorRequest, now_us: int) -> None:
         """Pass a request to the books."""
         self.books.request(asked, now_us)
 
@@ -143,7 +147,7 @@ class OneKey(Books):
         del drawn
         return self.key
 
-    def asked(self, asked: Request, now_us: int) -> None:
+    def asked(self, asked: CoordinatorRequest, now_us: int) -> None:
         """Pass a request to both."""
         self.model.clock = now_us
         effects = self.books.request(asked, now_us)
@@ -180,7 +184,7 @@ class OneKey(Books):
 class ManyKeys(Books):
     """What holds of the books whatever the keys, the shares and the limits are."""
 
-    def asked(self, asked: Request, now_us: int) -> None:
+    def asked(self, asked: CoordinatorRequest, now_us: int) -> None:
         """Pass a request to the books, and look at what is granted."""
         before = list(self.books.holders)
         waits = asked.replaces and not any(effect.kind == "granted" for effect in self.books.request(asked, now_us))
@@ -218,13 +222,13 @@ class ManyKeys(Books):
     @invariant()
     def nothing_is_idle(self) -> None:
         """If any key may have another permit, then one of these does not fit: its turn is next."""
-        free, firsts = CAPACITY - self.books.held, dict[str, Request]()
+        free, firsts = CAPACITY - self.books.held, dict[str, CoordinatorRequest]()
         for place in self.books.queue:
             firsts.setdefault(place.request.key, place.request)
         able = [asked for asked in firsts.values() if self._may_have(asked)]
         assert not able or any(asked.weight > free for asked in able)
 
-    def _may_have(self, asked: Request) -> bool:
+    def _may_have(self, asked: CoordinatorRequest) -> bool:
         units = sum(each.permit.weight for each in self.books.holders if each.permit.key == asked.key)
         return not (self.books.per_key and asked.key) or units + asked.weight <= self.books.per_key
 
@@ -323,12 +327,12 @@ def test_a_permit_that_is_replaced() -> None:
         books.renew(Renewal("old", permit.fence, LEASE_MS), us(2))
         books.adopt(Adoption("old", permit.fence, requester("other"), LEASE_MS), us(3))
         assert told(books.request(request("old", 3), us(4))) == [("Superseded", "old/3")]
-        assert not books.lapse(us(400))
+        assert not books.expire(us(400))
         if ends == "released":
             effects = books.release(Release("old", permit.fence), us(450))
         else:
             assert books.next_ms(START_MS + 450) == START_MS + 501
-            effects = books.lapse(us(501))
+            effects = books.expire(us(501))
         assert told(effects) == [("granted", "new/2")]
 
 
@@ -338,9 +342,9 @@ def test_a_late_look_does_not_prolong_a_permit_that_is_replaced() -> None:
     (granted,) = books.request(request("old", 1), us(0))
     assert granted.permit is not None
     books.request(request("new", 2, full="replace-holder", grace_ms=500), us(1))
-    books.looked(requester("old", 1), "open", us(2))
+    books.apply_status(requester("old", 1), "open", us(2))
     assert books.next_ms(START_MS + 2) == START_MS + 501
-    assert told(books.lapse(us(501))) == [("granted", "new/2")]
+    assert told(books.expire(us(501))) == [("granted", "new/2")]
 
 
 @pytest.mark.parametrize("per_key", [None, 1])

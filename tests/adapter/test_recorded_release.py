@@ -15,7 +15,7 @@ from redlease_temporal.backends.redis.registry import ReleaseNote
 from redlease_temporal.backends.redis.relay import Relay
 from redlease_temporal.backends.redis.tracker import TicketTracker
 from redlease_temporal.common.run_monitor import RunMonitor
-from redlease_temporal.payloads.locks import Terms
+from redlease_temporal.payloads.locks import ResourceTerms
 
 from helpers import eventually
 
@@ -41,7 +41,7 @@ async def stage(servers: Servers, prefix: str) -> AsyncIterator[Stage]:
 async def holding(stage: Stage, on_close: OnClose) -> TicketTracker:
     """Return the tracker of a run that holds."""
     stage.temporal.start("w")
-    record = dataclasses.replace(record_of("r", "w"), terms=Terms("r", 1, LEASE_MS), on_close=on_close)
+    record = dataclasses.replace(record_of("r", "w"), terms=ResourceTerms("r", 1, LEASE_MS), on_close=on_close)
     await stage.relay.claim(record)
     tracker = TicketTracker(stage.relay, record)
     stage.relay.track(tracker)
@@ -58,16 +58,16 @@ def note_release(tracker: TicketTracker) -> None:
 def refusals(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What Redis answers to releases, before it carries one out."""
     answers: list[Any] = [ConnectionError("as asked"), Unavailable("as asked"), Unavailable("as asked")]
-    give_back = Relay.give_back
+    release = Relay.try_release
 
     async def failing(*args: Any, **options: Any) -> Any:
         if not answers:
-            return await give_back(*args, **options)
+            return await release(*args, **options)
         if isinstance(answer := answers.pop(0), ConnectionError):
             raise answer
         return answer
 
-    monkeypatch.setattr(Relay, "give_back", failing)
+    monkeypatch.setattr(Relay, "try_release", failing)
     return answers
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redlease_temporal.backends.redis.registry import OWN, SCRIPTS, Registry, ReleaseNote, TicketRecord
-from redlease_temporal.payloads.locks import Terms
+from redlease_temporal.backends.redis.registry import LIST, SCRIPTS, Registry, ReleaseNote, TicketRecord
+from redlease_temporal.payloads.locks import ResourceTerms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ TAKEN = range(0, RECORDS, 100)
 def record_of(number: int) -> TicketRecord:
     """Return the record of one workflow of many."""
     workflow = f"workflow-{number}"
-    return TicketRecord(Terms("r", 1, 1000), workflow, "request", workflow, "run", "run", 3, "1", "", "", "o")
+    return TicketRecord(ResourceTerms("r", 1, 1000), workflow, "request", workflow, "run", "run", 3, "1", "", "", "o")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def test_a_watch_is_ended_for_its_own_run_only(registry_of: Callable[[str]
     earlier, later = record_of(1), replace(record_of(1), chain="later")
     await registry.beat(3000)
     await registry.claim(earlier)
-    assert await registry.put(later)
+    assert await registry.save(later)
     await registry.drop(earlier.id, chain=earlier.chain)
     assert (await registry.list_owned()).keys() == {later.id}
     await registry.drop(later.id, chain=later.chain)
@@ -67,7 +67,7 @@ async def test_what_is_written_of_watches_is_read_in_small_replies(registry_of: 
         replace(record_of(number), metadata={"note": "\x01" * 1300}, token="t" * 12_000) for number in range(200)
     ]
     await asyncio.gather(*map(one.claim, records))
-    first = await one._call(OWN, "one", "")
+    first = await one._call(LIST, "one", "")
     assert 10 < len(first) // 2 < 100
     assert sum(map(len, first[2::2])) < 600_000
     assert {record_id: TicketRecord.read(text) for record_id, text in (await one.list_owned()).items()} == {
@@ -109,11 +109,11 @@ async def test_a_note_of_a_release_crosses_another_write(pair: tuple[Registry, R
     assert noted.release == leaving.release
     assert await one.claim(record_of(1)) == noted  # it has it back, and does not heed what it is answered
     record = replace(record, arrival=9, metadata={"release": "null"})
-    assert await one.put(record)
+    assert await one.save(record)
     assert record.release == leaving.release
     assert await stored(one, record) == record
     newer = replace(record, release=ReleaseNote("newer", 9, fence))
-    assert await one.put(newer)
+    assert await one.save(newer)
     assert await stored(one, newer) == newer
     later = await other.claim(released(record, fence, 11))
     assert later.release == ReleaseNote("release-11", 11, fence)
@@ -126,7 +126,7 @@ async def test_a_note_of_a_release_is_of_one_request(pair: tuple[Registry, Regis
     record = replace(record_of(1), fence=fence)
     await one.claim(released(record, fence))
     following = replace(record, request="next", fence=6)
-    assert await one.put(following)
+    assert await one.save(following)
     assert (await stored(one, following)).release is None
     assert (await other.claim(released(record, fence))).release is None
 
@@ -137,5 +137,5 @@ async def test_lost_data_loses_no_note(pair: tuple[Registry, Registry]) -> None:
     one.generation = "lost"
     record = record_of(1)
     noted = await other.claim(released(record, 0))
-    assert await one.put(record)
+    assert await one.save(record)
     assert record.release == noted.release

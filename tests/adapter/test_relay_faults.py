@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_temporal import FakeTemporal
-from relay_stage import LEASE_MS, LOOK_MS, Stage, is_granted, quick, record_of
+from relay_stage import LEASE_MS, POLL_MS, Stage, is_granted, quick, record_of
 from thrown import Thrower, Thrown
 
 from redlease import Redlease
@@ -20,7 +20,7 @@ from redlease_temporal.backends.redis.registry import CLAIM, Registry, TicketRec
 from redlease_temporal.backends.redis.relay import Relay
 from redlease_temporal.backends.redis.tracker import TicketTracker
 from redlease_temporal.common import run_monitor
-from redlease_temporal.common.run_monitor import Look, RunMonitor, RunStatus
+from redlease_temporal.common.run_monitor import RunMonitor, RunState, RunStatus
 
 from helpers import eventually
 
@@ -42,13 +42,13 @@ OTHER_LOOKS = 100
 RESOURCES = 5
 LOOPS = (
     "Relay._beat",
-    "Relay._find_unheard",
+    "Relay._find_untracked",
     "RunMonitor.run",
-    "RunMonitor.look",
+    "RunMonitor.poll",
     "TicketTracker._track",
-    "PlaceTracker._track",
+    "AdmissionTracker._track",
 )
-SPAWNED = ("TicketTracker._owner_closed", "Relay._verify")
+SPAWNED = ("TicketTracker._run_closed", "Relay._verify")
 
 
 @pytest.fixture
@@ -72,24 +72,24 @@ class Closed:
 
     def installed(self, monkeypatch: pytest.MonkeyPatch) -> Closed:
         """See all looks from now on."""
-        for kind in (TicketTracker, redis_tracker.PlaceTracker):
-            monkeypatch.setattr(kind, "_on_look", self._seeing(kind._on_look))
+        for kind in (TicketTracker, redis_tracker.AdmissionTracker):
+            monkeypatch.setattr(kind, "_on_state", self._seeing(kind._on_state))
         return self
 
     def _seeing(self, told: Any) -> Any:
-        def see(tracker: Any, look: Look) -> None:
+        def see(tracker: Any, look: RunState) -> None:
             self._see(tracker.record.workflow_id, look)
             told(tracker, look)
 
         return see
 
-    def _see(self, workflow_id: str, look: Look) -> None:
+    def _see(self, workflow_id: str, look: RunState) -> None:
         self._looks += 1
         others = self._looks - self._looked.get(workflow_id, self._looks)
         if others > OTHER_LOOKS and workflow_id not in self._known_ms:
             self.faults.append(f"{workflow_id}: none of {others} looks was at it")
         self._looked[workflow_id], self._seen_ms[workflow_id] = self._looks, time.time() * 1000
-        if look.fate is RunStatus.CLOSED:
+        if look.status is RunStatus.CLOSED:
             self._known_ms.setdefault(workflow_id, self._seen_ms[workflow_id])
 
     async def looking(self, stage: Stage) -> None:
@@ -107,7 +107,7 @@ class Closed:
     def _hold(self, permit: Permit, now_ms: int) -> None:
         # Not known: a look is to come, or nobody cares for the run any more, as what it had was lost before.
         before_ms = max(self._temporal.closed_ms[permit.owner], self._seen_ms.get(permit.owner, 0.0))
-        known_ms = self._known_ms.get(permit.owner, before_ms + LOOK_MS + LATE_LOOK_MS)
+        known_ms = self._known_ms.get(permit.owner, before_ms + POLL_MS + LATE_LOOK_MS)
         if permit.lease_ms > LEASE_MS:
             return  # that of a place is a day: it is only given back, as soon as nothing is thrown into that
         if now_ms > known_ms + LEASE_MS + ALLOWANCE_MS:
@@ -159,7 +159,7 @@ async def test_each_loop_survives_a_thousand_exceptions(
             for workflow_id in list(stage.temporal.statuses):
                 stage.temporal.close(workflow_id)
             for number in range(RESOURCES):
-                within_ms = LOOK_MS + LATE_LOOK_MS + LEASE_MS + ALLOWANCE_MS
+                within_ms = POLL_MS + LATE_LOOK_MS + LEASE_MS + ALLOWANCE_MS
                 await eventually(functools.partial(is_free, stage, f"r{number}"), within_ms / 1000)
             await eventually(lambda: no_watches(stage), 10)
             # All loops live: a run is served, and what it had is free when it is closed.
@@ -184,7 +184,7 @@ async def some_turns(stage: Stage, chance: random.Random) -> None:
     holding = [one for one in running if one in stage.temporal.granted or chance.random() < 0.02]
     if holding:
         stage.temporal.close(chance.choice(holding))
-    for event in (stage.relay._changed, stage.relay._unheard, stage.relay.monitor._changed):
+    for event in (stage.relay._changed, stage.relay._claim_reply_lost, stage.relay.monitor._changed):
         event.set()
     for one in stage.relay.trackers.values():
         one._woken.set()  # type: ignore[attr-defined]  # each tracker has one
@@ -213,13 +213,13 @@ async def test_who_cannot_take_in_a_look_keeps_nobody_else_from_it(caplog: pytes
         temporal.start(name)
     monitor, seen = owners_of(temporal), list[str]()
 
-    def raising(_: Look) -> None:
+    def raising(_: RunState) -> None:
         seen.append("raising")
         raise Thrown("whatever")
 
     monitor.watch(("a", "run of a"), raising)
     monitor.watch(("a", "run of a"), lambda _: seen.append("a"))
-    monitor.watch(("b", "run of b"), lambda look: seen.append(look.fate.value))
+    monitor.watch(("b", "run of b"), lambda look: seen.append(look.status.value))
     looking = asyncio.create_task(monitor.run())
     await eventually(lambda: seen.count("raising") > 3 and seen.count("a") > 3 and seen.count("open") > 3)
     temporal.close("b")
@@ -232,28 +232,28 @@ async def test_a_look_is_told_to_those_who_asked_before_it_began(monkeypatch: py
     """An ID is used again while a look is under way: that its last workflow was closed is not told of the new one."""
     begun, answered = asyncio.Event(), asyncio.Event()
 
-    async def slow(*_: object) -> Look:
+    async def slow(*_: object) -> RunState:
         begun.set()
         await answered.wait()
-        return Look(RunStatus.CLOSED, "chain of the last")
+        return RunState(RunStatus.CLOSED, "chain of the last")
 
-    monkeypatch.setattr(RunMonitor, "_look", slow)
+    monkeypatch.setattr(RunMonitor, "_poll_server", slow)
     monitor, run, seen = owners_of(FakeTemporal()), ("a", ""), list[str]()
     of_the_last, of_the_new = lambda _: seen.append("last"), lambda _: seen.append("new")
     monitor.watch(run, of_the_last)
-    looking = asyncio.create_task(monitor.look(run))
+    looking = asyncio.create_task(monitor.poll(run))
     await begun.wait()
     monitor.watch(run, of_the_new)
     answered.set()
     await looking
     assert seen == ["last"]
-    await monitor.look(run)
+    await monitor.poll(run)
     assert seen == ["last", "last", "new"]
 
 
 async def test_a_run_is_looked_at_as_often_as_the_most_eager_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two permits of one run somebody waits for one alone: that nobody waits for the other makes no look late."""
-    monkeypatch.setattr(run_monitor, "SELDOM_MS", 60_000.0)
+    monkeypatch.setattr(run_monitor, "IDLE_POLL_MS", 60_000.0)
     temporal, run = FakeTemporal(), ("a", "run of a")
     temporal.start("a")
     monitor, seen = owners_of(temporal), list[str]()
@@ -261,8 +261,8 @@ async def test_a_run_is_looked_at_as_often_as_the_most_eager_wants(monkeypatch: 
     monitor.watch(run, contended)
     monitor.watch(run, quiet)
     looking = asyncio.create_task(monitor.run())
-    monitor.look_often(run, contended, often=True)
-    monitor.look_often(run, quiet, often=False)
+    monitor.poll_often(run, contended, often=True)
+    monitor.poll_often(run, quiet, often=False)
     await eventually(lambda: seen.count("contended") > 3 and seen.count("quiet") > 3)
     monitor.unwatch(run, contended)
     seen.clear()
@@ -279,17 +279,17 @@ async def test_a_look_that_fails_leaves_a_run_unknown(
     for name in ("a", "b"):
         temporal.start(name)
     monitor, seen = owners_of(temporal), list[RunStatus]()
-    look = RunMonitor._look
+    look = RunMonitor._poll_server
 
-    async def failing(monitor: RunMonitor, run: run_monitor.RunKey) -> Look:
+    async def failing(monitor: RunMonitor, run: run_monitor.RunKey) -> RunState:
         if run[0] == "a" and broken:
             raise ValueError("8 is not a valid status")
         return await look(monitor, run)
 
     broken = True
-    monkeypatch.setattr(RunMonitor, "_look", failing)
+    monkeypatch.setattr(RunMonitor, "_poll_server", failing)
     run = ("a", "run of a")
-    monitor.watch(run, lambda look: seen.append(look.fate))
+    monitor.watch(run, lambda look: seen.append(look.status))
     looking = asyncio.create_task(monitor.run())
     await eventually(lambda: len(seen) > 3)
     assert set(seen) == {RunStatus.UNKNOWN}
@@ -304,8 +304,8 @@ async def test_a_look_that_fails_leaves_a_run_unknown(
 async def test_a_look_without_an_end_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that has been asked about for long, without a word, is not known to be open."""
     temporal, never = FakeTemporal(), asyncio.Event()
-    monkeypatch.setattr(run_monitor, "LATE_MS", 50.0)
-    monkeypatch.setattr(RunMonitor, "_look", lambda *_: never.wait())
+    monkeypatch.setattr(run_monitor, "OVERDUE_MS", 50.0)
+    monkeypatch.setattr(RunMonitor, "_poll_server", lambda *_: never.wait())
     monitor, run = owners_of(temporal), ("a", "run of a")
     monitor.watch(run, lambda _: None)
     looking = asyncio.create_task(monitor.run())
@@ -331,7 +331,7 @@ async def test_a_relay_that_ends_renews_nothing_of_a_closed_run(
     async def failing(*_: Any, **__: Any) -> None:
         raise Thrown("Redis did not take it")
 
-    monkeypatch.setattr(Relay, "give_back", failing)
+    monkeypatch.setattr(Relay, "try_release", failing)
     async with Redlease.from_url(servers.url("valkey9"), prefix=prefix) as service:
         async with stage.running():
             workflow_id = await stage.ask("r0")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from redlease.testing.simulation.loop import SimulatedLoop
 from redlease.testing.simulation.process import Process
 from redlease_temporal import WorkflowConcurrencyLimitExceeded
-from redlease_temporal.admission.replacing import Taken, replacing
-from redlease_temporal.admission.rule import Entry
+from redlease_temporal.admission.replacing import TakenSlot, replacing
+from redlease_temporal.admission.rule import AdmissionRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +19,8 @@ class Places:
     """The places of a limit, and the Temporal server: a cancelled workflow closes so many seconds later."""
 
     def __init__(self, limit: int, **closes_after: float) -> None:
-        self.entry = Entry("Flow", "asker", limit, replaces=True, grace_ms=10_000)
-        self.taken_by: list[Taken] = []
+        self.entry = AdmissionRequest("Flow", "asker", limit, replaces=True, grace_ms=10_000)
+        self.taken_by: list[TakenSlot] = []
         self.cancelled: list[str] = []
         self.on_look: Callable[[], None] = lambda: None
         self.on_free: Callable[[], None] = lambda: None
@@ -29,7 +29,7 @@ class Places:
 
     def give(self, workflow_id: str, asked: float) -> None:
         """Let a workflow have a place."""
-        self.taken_by.append(Taken(workflow_id, workflow_id, asked))
+        self.taken_by.append(TakenSlot(workflow_id, workflow_id, asked))
 
     def start(self) -> str:
         """Start another, which asks at the time 10; return how that ends."""
@@ -41,17 +41,17 @@ class Places:
         except WorkflowConcurrencyLimitExceeded:
             return "refused"
 
-    async def _take(self, entry: Entry) -> str:
+    async def _take(self, entry: AdmissionRequest) -> str:
         if len(self.taken_by) >= entry.limit:
             raise entry.refusal()
         return "started"
 
-    async def taken(self, _: Entry) -> tuple[list[Taken], float]:
+    async def taken_slots(self, _: AdmissionRequest) -> tuple[list[TakenSlot], float]:
         """Tell who has a place, and that it is 10."""
         self.on_look()
         return list(self.taken_by), 10
 
-    async def free_if_over(self, _: Entry, taken: Taken) -> bool:
+    async def free_if_closed(self, _: AdmissionRequest, taken: TakenSlot) -> bool:
         """Free the place of a workflow that has closed."""
         if taken.workflow_id not in self._closed or taken not in self.taken_by:
             return False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fake_temporal import FakeTemporal
 
 from redlease_temporal.common import run_monitor
-from redlease_temporal.common.run_monitor import Look, RunMonitor, RunStatus
+from redlease_temporal.common.run_monitor import RunMonitor, RunState, RunStatus
 
 from helpers import eventually
 
@@ -37,20 +37,20 @@ async def looking(monitor: RunMonitor) -> AsyncIterator[None]:
 
 async def test_many_runs_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take half of the looks, so that one that somebody waits for is looked at as often as it is to be."""
-    monkeypatch.setattr(run_monitor, "SELDOM_MS", 100.0)
-    monkeypatch.setattr(run_monitor, "OFTEN_MS", 50.0)
+    monkeypatch.setattr(run_monitor, "IDLE_POLL_MS", 100.0)
+    monkeypatch.setattr(run_monitor, "BUSY_POLL_MS", 50.0)
     temporal: Any = FakeTemporal()
     monitor, seen = RunMonitor(temporal, A_SECOND), Counter[str]()
     for number in range(RUNS):
         temporal.start(f"w{number}")
 
     def watch(name: str) -> None:
-        def on_look(_: Look) -> None:
+        def on_look(_: RunState) -> None:
             seen[name] += 1
 
         monitor.watch((name, f"run of {name}"), on_look)
         if name == "w0":
-            monitor.look_often((name, f"run of {name}"), on_look, often=True)
+            monitor.poll_often((name, f"run of {name}"), on_look, often=True)
 
     for number in range(RUNS):
         watch(f"w{number}")
@@ -66,16 +66,16 @@ async def test_many_runs_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_one_lost_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run is unknown from the first look without an answer, not from the last that had one."""
-    monkeypatch.setattr(run_monitor, "SELDOM_MS", 2000.0)
+    monkeypatch.setattr(run_monitor, "IDLE_POLL_MS", 2000.0)
     temporal: Any = FakeTemporal()
     monitor, seen = RunMonitor(temporal, A_SECOND), list[RunStatus]()
 
-    async def lost(*_: Any) -> Look:
-        return Look(RunStatus.UNKNOWN)
+    async def lost(*_: Any) -> RunState:
+        return RunState(RunStatus.UNKNOWN)
 
-    monkeypatch.setattr(RunMonitor, "_look", lost)
+    monkeypatch.setattr(RunMonitor, "_poll_server", lost)
     run = ("w", "run of w")
-    monitor.watch(run, lambda look: seen.append(look.fate))
+    monitor.watch(run, lambda look: seen.append(look.status))
     async with looking(monitor):
         await eventually(lambda: seen)
         assert monitor.unknown_ms(run) < 1000

@@ -55,9 +55,9 @@ async def test_doctor_names_the_damage_and_goes_on(server: Server, prefix: str) 
         "holder held no-state of no-state (its record is missing)",
         "resource 'foreign': one of its keys holds something that redlease did not write",
     ):
-        assert text in damage.said
+        assert text in damage.detail
     assert "redlease release NAME --all" in damage.advice
-    assert findings["leases"].said == "1 permit on 4 resources, none overdue for renewal"
+    assert findings["leases"].detail == "1 permit on 4 resources, none overdue for renewal"
 
 
 async def test_doctor_says_that_all_can_be_read(server: Server, prefix: str) -> None:

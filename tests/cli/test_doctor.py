@@ -64,10 +64,10 @@ def test_a_healthy_server_has_no_warning() -> None:
     """Every check says what it has seen, and advises nothing."""
     findings = list(check_server(HEALTHY, as_cluster=False))
     assert [each.level for each in findings] == [Level.OK] * 8
-    assert all(each.said and not each.advice for each in findings)
-    assert found(HEALTHY, "server").said == "Redis 7.2.4, master, up for 1 d 3 h"
-    assert found(HEALTHY, "memory").said == "477 of 954 MiB used (50%)"
-    assert found(HEALTHY, "replicas").said == "1 of 1 online, min-replicas-to-write 1"
+    assert all(each.detail and not each.advice for each in findings)
+    assert found(HEALTHY, "server").detail == "Redis 7.2.4, master, up for 1 d 3 h"
+    assert found(HEALTHY, "memory").detail == "477 of 954 MiB used (50%)"
+    assert found(HEALTHY, "replicas").detail == "1 of 1 online, min-replicas-to-write 1"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_the_server_says_is_judged(check: str, changed: dict[str, str], lev
     """One field of INFO is enough; whatever is not well comes with advice."""
     finding = found(replace(HEALTHY, info=HEALTHY.info | changed), check)
     assert finding.level == level
-    assert said in finding.said
+    assert said in finding.detail
     assert bool(finding.advice) == (level != Level.OK)
 
 
@@ -145,8 +145,8 @@ async def test_a_server_is_examined(own_server: OwnServer, prefix: str) -> None:
     ]
     warned = {name for name, each in findings.items() if each.level != Level.OK}
     assert warned == {"persistence", "keys"}
-    assert "1 without a time to live: " + f"{prefix}:stray" in findings["keys"].said
-    assert findings["leases"].said == "1 permit on 1 resource, none overdue for renewal"
+    assert "1 without a time to live: " + f"{prefix}:stray" in findings["keys"].detail
+    assert findings["leases"].detail == "1 permit on 1 resource, none overdue for renewal"
     assert findings["server"].server == f"127.0.0.1:{server.port}"
 
 
@@ -162,8 +162,8 @@ async def test_a_permit_that_nobody_renews_is_named(servers: Servers, prefix: st
             return leases if leases.level else None
 
         leases = await eventually(warned)
-        assert leases.said.startswith("2 permits on 2 resources, 1 not renewed for two thirds of the lease: ")
-        assert "forgotten of gpu (svc-a, 0." in leases.said
+        assert leases.detail.startswith("2 permits on 2 resources, 1 not renewed for two thirds of the lease: ")
+        assert "forgotten of gpu (svc-a, 0." in leases.detail
 
 
 async def test_a_large_server_is_examined_in_part(
@@ -177,18 +177,18 @@ async def test_a_large_server_is_examined_in_part(
         for number in range(3):
             await client.lock(f"r{number}").acquire()
         findings = by_check(await examine(url, prefix))
-    assert findings["keys"].said.startswith("the first ")
-    assert findings["leases"].said.startswith("2 permits on 2 resources")
+    assert findings["keys"].detail.startswith("the first ")
+    assert findings["leases"].detail.startswith("2 permits on 2 resources")
 
 
 def test_what_only_an_administrator_sees_is_said() -> None:
     """Without CONFIG GET nobody is advised to grant it, for it shows passwords too."""
     facts = replace(HEALTHY, config={})
     rights = found(facts, "rights")
-    assert "does not see the settings" in rights.said
+    assert "does not see the settings" in rights.detail
     assert "+config" not in rights.advice
     for check in ("persistence", "replicas"):
-        assert "not visible to this user" in found(facts, check).said
+        assert "not visible to this user" in found(facts, check).detail
 
 
 async def test_rights_that_are_missing_are_named(own_server: OwnServer, prefix: str) -> None:
@@ -199,12 +199,12 @@ async def test_rights_that_are_missing_are_named(own_server: OwnServer, prefix: 
     findings = by_check(await examine(url, prefix))
     assert findings["rights"].level == Level.WARNING
     assert findings["rights"].advice.endswith("ACL SETUSER <user> +scan +wait")
-    assert "refused SCAN" in findings["keys"].said
+    assert "refused SCAN" in findings["keys"].detail
     server.cli("ACL", "SETUSER", "plain", "-evalsha")
     findings = by_check(await examine(url, prefix))
     assert list(findings) == ["connection"]
     assert findings["connection"].level == Level.ERROR
-    assert "lacks rights" in findings["connection"].said
+    assert "lacks rights" in findings["connection"].detail
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ async def test_sentinels_lead_to_the_primary(prefix: str) -> None:
     with Watched("valkey9") as watched:
         findings = by_check(await examine(watched.url, prefix))
         assert findings["server"].server == f"127.0.0.1:{watched.servers[0].port}"
-        assert findings["replicas"].said == "1 of 1 online, min-replicas-to-write 0"
+        assert findings["replicas"].detail == "1 of 1 online, min-replicas-to-write 0"
 
 
 # What is printed

@@ -14,7 +14,7 @@ from redlease import Redlease, Unavailable
 from redlease.cli.listing import lines_of
 from redlease.cli.plain import span
 from redlease.primitives import overview
-from redlease.primitives.overview import LOOKED_AT, Overview, Summary
+from redlease.primitives.overview import CHECKED_EACH, Overview, Summary
 from redlease.protocol.globs import matches
 
 from clusters import Watched
@@ -149,7 +149,7 @@ async def test_a_long_queue_costs_no_more_than_a_short_one(own_server: OwnServer
     async with Redlease.from_url(server.url, prefix=prefix) as client:
         pool = client.lock("busy")
         await pool.acquire()
-        waiting = [asyncio.create_task(pool.acquire()) for _ in range(10 * LOOKED_AT)]
+        waiting = [asyncio.create_task(pool.acquire()) for _ in range(10 * CHECKED_EACH)]
 
         async def all_wait() -> bool:
             return (await pool.inspect(limit=1)).waiting == len(waiting)
@@ -162,7 +162,7 @@ async def test_a_long_queue_costs_no_more_than_a_short_one(own_server: OwnServer
             calls = {name: stats["calls"] for name, stats in (await raw.info("commandstats")).items()}
         assert "cmdstat_keys" not in calls
         assert calls["cmdstat_evalsha"] < 10  # one is the listing; the others are beats
-        assert calls["cmdstat_hget"] < LOOKED_AT
+        assert calls["cmdstat_hget"] < CHECKED_EACH
         await cancel(*waiting)
 
 

@@ -56,7 +56,7 @@ async def test_a_lock_is_a_semaphore_of_capacity_1(client: Redlease, make_client
     options: dict[str, Any] = {"lease": 7, "owner": "o", "waiter_lease": 9, "idle_ttl": 60, "max_waiters": 1}
     lock = client.lock("r", **options)
     pool = (await make_client()).semaphore("r", 1, **options)
-    assert vars(lock)["_usual"] == vars(pool)["_usual"]
+    assert vars(lock)["_default_spec"] == vars(pool)["_default_spec"]
     permit = await lock.acquire()
     assert await pool.try_acquire() is None
     waiting = await queue_up(pool, 1)

@@ -391,7 +391,7 @@ async def test_an_adoption_that_is_misuse_is_not_remembered(client: Redlease) ->
     async with lock.hold(ticket="t") as hold:
         with pytest.raises(ValueError, match="in use in this client"):
             await lock.adopt(hold.permit)
-        assert not client.session.remembered.adopting
+        assert not client.session.memory.adopting
 
 
 async def test_many_may_watch(client: Redlease) -> None:

@@ -331,7 +331,7 @@ async def test_a_holder_that_did_not_hear_of_it(
     """Its next renewal says that the permit is lost; the newer begins when its block is left."""
     client, other = await make_client(), await make_client()
     lock = client.lock("r", lease=3)
-    monkeypatch.setattr(HeldLease, "told", lambda _, message: None)
+    monkeypatch.setattr(HeldLease, "on_message", lambda _, message: None)
     with pytest.raises(LeaseLost, match="replaced"):
         async with lock.hold() as older:
             newer = await asked(other.lock("r"), "newer", when_full=HOLDER, grace=60)

@@ -34,7 +34,7 @@ TIMES = 1000
 PACKAGE = str(Path(redlease.__file__).parent)
 
 # What stands between a loop and its end: these catch what is thrown below them, and have nothing above them.
-LAST = {"_turn", "_arm", "_run", "_tell", "_answer", "report", "failed", "_mistaken", "_look", "backed_off"}
+LAST = {"_turn", "_arm", "_run", "_notify", "_answer", "report", "failed", "_mistaken", "_check_silence", "backed_off"}
 
 
 class Mistake(Exception):
@@ -173,7 +173,7 @@ async def test_mistakes_in_what_is_due(make_client: MakeClient, servers: Servers
         assert_told_once(thrower)
         assert {"turn", "_renew", "send", "stalled"} & thrower.places
         await all_renewed(holds)
-    await eventually(lambda: not client._keeper.leaving)
+    await eventually(lambda: not client._manager.leaving)
     await still_works(client)
 
 
@@ -186,7 +186,7 @@ async def test_mistakes_with_what_comes_in(make_client: MakeClient, servers: Ser
             await asyncio.sleep(0.5)
         assert_told_once(thrower)
         await all_renewed(holds)
-    await eventually(lambda: not client._keeper.leaving)
+    await eventually(lambda: not client._manager.leaving)
     await still_works(client)
 
 
@@ -225,7 +225,7 @@ async def test_mistakes_while_looking_where_the_slots_are(make_client: MakeClien
         with throwing(Cluster._run) as thrower:
             await throw_all(client, thrower, 100, connection._stale.set)
         assert_told_once(thrower)
-        assert {"_find", "_apply", "ask_node"} <= thrower.places
+        assert {"_find", "_apply", "query_node"} <= thrower.places
         await all_renewed(holds)
         connection._topology.owners[:] = [None] * len(connection._topology.owners)
         connection._stale.set()

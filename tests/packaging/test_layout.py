@@ -289,7 +289,7 @@ def test_workflow_code_needs_neither_relay_nor_redis() -> None:
     """What is imported with workflow code, into its sandbox too, stands on the core's plain data alone."""
     imports = IMPORTS["redlease_temporal"]
     begun = {name for name in imports.paths if name.split(".")[1:2] in ([], ["payloads"], ["workflow_side"])}
-    begun |= {"redlease_temporal.admission.place_workflow", "redlease_temporal.sequence.workflow"}
+    begun |= {"redlease_temporal.admission.slot_workflow", "redlease_temporal.sequence.workflow"}
     begun |= {"redlease_temporal.nexus.acquire_workflow"}
     for each in set().union(*map(imports.reachable, begun)):
         core = {other for other in imports.of[each] if other.split(".")[0] == "redlease"}

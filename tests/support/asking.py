@@ -26,4 +26,4 @@ def ask(
     packed_terms = arguments.pack_terms(terms, weight, arguments.label("o", {}))
     request = f"request-of-{ticket}-{arrival}"
     wanted = AcquireRequest(pool._resource, terms, ticket, request, weight, packed_terms, arrival)
-    return client.session.enter(wanted, claim=True)
+    return client.session.enter(wanted, needs_full_lease=True)

@@ -121,7 +121,7 @@ class LateCopy:
     async def run(self, ticket: str, caller: Caller) -> Permit:
         """Return what it is granted."""
         client = workflow.create_nexus_client(service=calls.SERVICE, endpoint=ENDPOINT)
-        late = calls.Acquire("r", ticket=ticket, caller=caller)
+        late = calls.AcquireInput("r", ticket=ticket, caller=caller)
         return await client.execute_operation("acquire", late, output_type=Permit)
 
 

@@ -193,7 +193,7 @@ class By:
     def __init__(self, backend: str) -> None:
         self.backend = backend
 
-    def keeper(self, recorder: Recorder, name: str) -> Handle:
+    def manager(self, recorder: Recorder, name: str) -> Handle:
         """The workflow that keeps the only permit."""
         workflow_id = f"permit:{name}:0" if self.backend == "slots" else f"lock:{name}"
         return recorder.client.get_workflow_handle(workflow_id)
@@ -243,12 +243,12 @@ class By:
         """Taken away by an administrator."""
         handle = await recorder.start(name, LoseBy.run, self.backend, name)
         await eventually(lambda: handle.query(LoseBy.holds))
-        keeper = self.keeper(recorder, name)
+        manager = self.manager(recorder, name)
         if self.backend == "slots":
-            await keeper.cancel()
+            await manager.cancel()
         else:
-            (held,) = (await keeper.query("snapshot"))["holders"]
-            await keeper.signal("release", {"ticket": held["ticket"]})
+            (held,) = (await manager.query("snapshot"))["holders"]
+            await manager.signal("release", {"ticket": held["ticket"]})
         assert await handle.result() == "lost"
         return handle
 
@@ -275,8 +275,8 @@ class By:
     async def keeper_itself(self, recorder: Recorder, name: str) -> Handle:
         """The workflow that keeps a resource for one that holds and another that waits."""
         handle = await self.hold(recorder, name, None)
-        keeper = self.keeper(recorder, name)
-        kept = recorder.client.get_workflow_handle(keeper.id, run_id=(await keeper.describe()).run_id)
+        manager = self.manager(recorder, name)
+        kept = recorder.client.get_workflow_handle(manager.id, run_id=(await manager.describe()).run_id)
         await recorder.client.get_workflow_handle(f"golden-{name}-first").cancel()
         assert await handle.result() == "held"
         return kept

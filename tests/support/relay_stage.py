@@ -12,7 +12,7 @@ from fake_temporal import FakeTemporal, token_of
 from redlease import Redlease
 from redlease.protocol import arguments
 from redlease_temporal.admission import redis_tracker
-from redlease_temporal.admission.rule import Entry
+from redlease_temporal.admission.rule import AdmissionRequest
 from redlease_temporal.backends.redis import relay, tracker
 from redlease_temporal.backends.redis.registry import TicketRecord
 from redlease_temporal.backends.redis.relay import Relay
@@ -20,7 +20,7 @@ from redlease_temporal.backends.redis.tracker import TicketTracker
 from redlease_temporal.common import run_monitor
 from redlease_temporal.common.run_monitor import RunMonitor
 from redlease_temporal.common.settings import checked
-from redlease_temporal.payloads.locks import Terms
+from redlease_temporal.payloads.locks import ResourceTerms
 from redlease_temporal.plugin.runtime import tracker_of
 
 from helpers import watches_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 LEASE_MS = 1000
-LOOK_MS = 30.0  # how often a run is looked at
+POLL_MS = 30.0  # how often a run is looked at
 
 
 class Stage:
@@ -48,7 +48,7 @@ class Stage:
             unknown_grace=60,
             adopt_window=5,
             wait_attempt=300,
-            looks_per_second=5000,
+            polls_per_second=5000,
         )
         self.relay: Relay
         self._count = 0
@@ -57,8 +57,8 @@ class Stage:
     async def running(self) -> AsyncIterator[Stage]:
         """Run the relay."""
         temporal: Any = self.temporal
-        owners = RunMonitor(temporal, self._settings.looks_per_second)
-        self.relay = await Relay.made(temporal, self._settings, owners, tracker_of)
+        owners = RunMonitor(temporal, self._settings.polls_per_second)
+        self.relay = await Relay.create(temporal, self._settings, owners, tracker_of)
         async with self.relay.running():
             self.relay.spawn(owners.run())
             yield self
@@ -78,10 +78,10 @@ class Stage:
         self._count += 1
         workflow_id = f"w{self._count}"
         self.temporal.start(workflow_id)
-        entry = Entry("Flow", workflow_id, 1000, chain=f"run of {workflow_id}")
-        record = await redis_tracker.places_of(self.relay).admit(entry)
+        entry = AdmissionRequest("Flow", workflow_id, 1000, chain=f"run of {workflow_id}")
+        record = await redis_tracker.admission_of(self.relay).admit(entry)
         assert record is not None
-        self.relay.track(redis_tracker.PlaceTracker(self.relay, record))
+        self.relay.track(redis_tracker.AdmissionTracker(self.relay, record))
         return workflow_id
 
     async def held(self, resource: str) -> set[str]:
@@ -98,7 +98,7 @@ class Stage:
 def record_of(resource: str, workflow_id: str, **other: Any) -> TicketRecord:
     """Return the record of a run whose activity waits."""
     return TicketRecord(
-        Terms(resource, 1, LEASE_MS),
+        ResourceTerms(resource, 1, LEASE_MS),
         workflow_id,
         f"request-{workflow_id}",
         workflow_id,
@@ -118,18 +118,18 @@ def record_of(resource: str, workflow_id: str, **other: Any) -> TicketRecord:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all be done soon that is done now and then."""
     for module, name, value in [
-        *((run_monitor, name, LOOK_MS) for name in ("SELDOM_MS", "OFTEN_MS")),
-        (redis_tracker, "LOOK_MS", LOOK_MS),
+        *((run_monitor, name, POLL_MS) for name in ("IDLE_POLL_MS", "BUSY_POLL_MS")),
+        (redis_tracker, "POLL_MS", POLL_MS),
         (tracker, "NOTICE_S", 0.03),
         *((redis_tracker, name, 0.03) for name in ("NOTICE_S", "PROVISIONAL_S")),
         (relay, "RELAY_LEASE_MS", (300, 300)),
     ]:
         monkeypatch.setattr(module, name, value)
     with contextlib.suppress(ImportError):
-        from redlease_temporal.common import lasting  # noqa: PLC0415
+        from redlease_temporal.common import retrying  # noqa: PLC0415
 
-        monkeypatch.setattr(lasting.lasting, "__defaults__", ((0.001, 0.003), None))
-        monkeypatch.setattr(relay, "BEGUN_AGAIN_S", (0.001, 0.003))
+        monkeypatch.setattr(retrying.retry_until_done, "__defaults__", ((0.001, 0.003), None))
+        monkeypatch.setattr(relay, "RESTART_PAUSES_S", (0.001, 0.003))
 
 
 def is_granted(stage: Stage, workflow_id: str) -> bool:

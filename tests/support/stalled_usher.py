@@ -16,15 +16,15 @@ with workflow.unsafe.imports_passed_through():
     from children import say
 
 
-async def never(self: SlotNotifier, hand_on: SlotHandover) -> None:
+async def never(self: SlotNotifier, handover: SlotHandover) -> None:
     """Say that there is somebody to be told, and do nothing."""
     del self
-    say("asked to tell", waiters=len(hand_on.waiters))
+    say("asked to tell", waiters=len(handover.waiters))
     await asyncio.Event().wait()
 
 
 if not workflow.unsafe.in_sandbox():
-    SlotNotifier._tell = never  # type: ignore[method-assign]
+    SlotNotifier._notify = never  # type: ignore[method-assign]
 
 
 @workflow.defn(name="Holder")

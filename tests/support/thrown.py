@@ -75,9 +75,9 @@ class Thrower:
 
 
 def name_of(coro: Any) -> str:
-    """Return what a task does; what `lasting` does is what it was given."""
+    """Return what a task does; what `retry_until_done` does is what it was given."""
     frame = coro.cr_frame
-    if coro.__qualname__ == "lasting" and frame is not None:
+    if coro.__qualname__ == "retry_until_done" and frame is not None:
         return str(frame.f_locals["work"].__qualname__)
     return str(coro.__qualname__)
 

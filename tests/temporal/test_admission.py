@@ -39,13 +39,13 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Replayer
 
 from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
-from redlease_temporal.admission import redis_places
-from redlease_temporal.admission.redis_places import Admission
-from redlease_temporal.admission.redis_tracker import PlaceTracker
-from redlease_temporal.admission.rule import Entry, Rule, rule_of
+from redlease_temporal.admission import redis_admission
+from redlease_temporal.admission.redis_admission import RedisAdmission
+from redlease_temporal.admission.redis_tracker import AdmissionTracker
+from redlease_temporal.admission.rule import AdmissionRequest, Rule, rule_of
 from redlease_temporal.admission.start_interceptor import StartGate
 from redlease_temporal.backends.redis.registry import Registry, TicketRecord
-from redlease_temporal.common.run_monitor import Look, RunStatus
+from redlease_temporal.common.run_monitor import RunState, RunStatus
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -158,22 +158,22 @@ async def test_two_starts_of_one_id(
     """The slower one looked before the other one had started the ID, and took its place over: the place is kept."""
     handle = await started(client, place, "one")
     await handle.execute_update(Two.look)
-    fate, looks = Admission._fate, []
+    status, looks = RedisAdmission._status_of, []
 
-    async def earlier(admission: Admission, entry: Entry) -> RunStatus:
-        looks.append(await fate(admission, entry))
+    async def earlier(admission: RedisAdmission, entry: AdmissionRequest) -> RunStatus:
+        looks.append(await status(admission, entry))
         return RunStatus.CLOSED if len(looks) == 1 else looks[-1]
 
-    monkeypatch.setattr(Admission, "_fate", earlier)
+    monkeypatch.setattr(RedisAdmission, "_status_of", earlier)
     with pytest.raises(WorkflowAlreadyStartedError):
         await started(client, place, "one")
     assert len(looks) == 2
 
-    async def is_kept() -> bool:
+    async def is_renewed_after() -> bool:
         (holder,) = (snapshot := await places.inspect()).holders
-        return holder.expires_at_ms > snapshot.server_time_ms + redis_places.PROVISIONAL_MS
+        return holder.expires_at_ms > snapshot.server_time_ms + redis_admission.PROVISIONAL_MS
 
-    await eventually(is_kept)
+    await eventually(is_renewed_after)
     await end(handle)
     await eventually(lambda: is_taken(places, 0), FREE_WITHIN)
 
@@ -305,10 +305,10 @@ async def test_a_start_that_came_through_after_all(
     client: Client, plain: Client, place: Place, places: Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The place of a run whose start seemed to have failed stays taken until that is closed."""
-    monkeypatch.setattr(redis_places, "PROVISIONAL_MS", 1000)
+    monkeypatch.setattr(redis_admission, "PROVISIONAL_MS", 1000)
     door, rule, start = door_of(client, place)
     with pytest.raises(RPCError):
-        async with door.place(rule, start):
+        async with door.reserved_slot(rule, start):
             handle = await started(plain, place, "unknown", task_queue="nobody's")
             raise RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
     await stays_taken(places, 1, 2.5)
@@ -321,10 +321,10 @@ async def test_a_start_of_which_nothing_is_known(
     client: Client, place: Place, places: Semaphore, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """Its place is kept for a while, and free then, should there be no run."""
-    monkeypatch.setattr(redis_places, "PROVISIONAL_MS", 1000)
+    monkeypatch.setattr(redis_admission, "PROVISIONAL_MS", 1000)
     door, rule, start = door_of(client, place)
     with pytest.raises(type(error)):
-        async with door.place(rule, start):
+        async with door.reserved_slot(rule, start):
             raise error
     await stays_taken(places, 1, 0.5)
     await eventually(lambda: is_taken(places, 0), 3)
@@ -334,9 +334,9 @@ async def test_whoever_took_a_place_died(client: Client, place: Place, places: S
     """A place that was taken for a run, and not written down any more, is free when that is closed."""
     door, _, _ = door_of(client, place)
     async with door._open() as taking:
-        record = taking.record_of(Entry("Two", f"{place.task_queue}-gone", 2, chain="gone"))
+        record = taking.record_of(AdmissionRequest("Two", f"{place.task_queue}-gone", 2, chain="gone"))
         await taking._registry.claim(record)
-        await taking._take(record, redis_places.KEPT_MS)
+        await taking._take(record, redis_admission.SLOT_LEASE_MS)
     assert await taken(places) == 1
     await eventually(lambda: is_taken(places, 0), 10)
 
@@ -474,31 +474,33 @@ async def test_the_place_of_the_next_run_is_not_taken_for_a_lost_one(
     client: Client, place: Place, places: Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relay that renews the place of a closed run while the next run of its ID takes that over does not free it."""
-    trackers: list[PlaceTracker] = []
+    trackers: list[AdmissionTracker] = []
     renewed: list[TicketRecord] = []
-    start, on_look, adopt = PlaceTracker.start, PlaceTracker._on_look, Admission._adopt
+    start, on_look, adopt = AdmissionTracker.start, AdmissionTracker._on_state, RedisAdmission._adopt
 
-    def noted(tracker: PlaceTracker) -> None:
+    def noted(tracker: AdmissionTracker) -> None:
         trackers.append(tracker)
         start(tracker)
 
-    def learns_late(tracker: PlaceTracker, look: Look) -> None:
-        if renewed or look.fate is RunStatus.OPEN:
+    def learns_late(tracker: AdmissionTracker, look: RunState) -> None:
+        if renewed or look.status is RunStatus.OPEN:
             on_look(tracker, look)
 
-    async def while_the_relay_renews(admission: Admission, entry: Entry, record: TicketRecord, *permit: int) -> int:
+    async def while_the_relay_renews(
+        admission: RedisAdmission, entry: AdmissionRequest, record: TicketRecord, *permit: int
+    ) -> int:
         adopted = await adopt(admission, entry, record, *permit)
         if not renewed:
             tracker = trackers[-1]
             renewed.append(tracker.record)
-            await tracker._keep()
+            await tracker._renew()
             tracker._closed = True  # as it learns within a second, if not yet
-            await tracker._turn()
+            await tracker._step()
         return adopted
 
-    monkeypatch.setattr(PlaceTracker, "start", noted)
-    monkeypatch.setattr(Admission, "_adopt", while_the_relay_renews)
-    monkeypatch.setattr(PlaceTracker, "_on_look", learns_late)
+    monkeypatch.setattr(AdmissionTracker, "start", noted)
+    monkeypatch.setattr(RedisAdmission, "_adopt", while_the_relay_renews)
+    monkeypatch.setattr(AdmissionTracker, "_on_state", learns_late)
     before = await started(client, place, "one")
     await before.execute_update(Two.look)
     await ended(before, "terminated")
@@ -512,7 +514,7 @@ async def test_the_watch_of_an_earlier_run_ends_late(
     client: Client, place: Place, places: Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ended after the next run has claimed it, and before that is written down, it is that run's all the same."""
-    put = Registry.put
+    put = Registry.save
     late: list[TicketRecord | None] = []
 
     async def after_its_end(registry: Registry, record: TicketRecord) -> bool:
@@ -520,7 +522,7 @@ async def test_the_watch_of_an_earlier_run_ends_late(
             late.append(await registry.drop(record.id))
         return await put(registry, record)
 
-    monkeypatch.setattr(Registry, "put", after_its_end)
+    monkeypatch.setattr(Registry, "save", after_its_end)
     handle = await started(await place.client(plugins=[]), place)
     await handle.execute_update(Two.look)
     assert late

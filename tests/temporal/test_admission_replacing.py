@@ -23,7 +23,7 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import Replayer
 
 from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
-from redlease_temporal.admission.redis_places import Admission
+from redlease_temporal.admission.redis_admission import RedisAdmission
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from redlease import Redlease
-    from redlease_temporal.admission.replacing import Taken
-    from redlease_temporal.admission.rule import Entry
+    from redlease_temporal.admission.replacing import TakenSlot
+    from redlease_temporal.admission.rule import AdmissionRequest
     from redlease_temporal.backends.redis.registry import TicketRecord
 
 WORKFLOWS = [Newest, NewestBySlots, NewestTwo, ParentOfNewest]
@@ -193,14 +193,14 @@ async def test_many_starts_at_once(starter: Starter, kind: type[Any]) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> asyncio.Semaphore:
     """Released by each look of a start at the places in Redis: the time at which it asked is that of its first look."""
     looks = asyncio.Semaphore(0)
-    look = Admission.taken
+    look = RedisAdmission.taken_slots
 
-    async def looked(places: Admission, entry: Entry) -> tuple[list[Taken], float]:
+    async def looked(places: RedisAdmission, entry: AdmissionRequest) -> tuple[list[TakenSlot], float]:
         found = await look(places, entry)
         looks.release()
         return found
 
-    monkeypatch.setattr(Admission, "taken", looked)
+    monkeypatch.setattr(RedisAdmission, "taken_slots", looked)
     return looks
 
 
@@ -236,14 +236,14 @@ async def test_who_asked_before_is_older_while_it_runs_too(
     So it does if the ID of the first was started once more meanwhile, which changes nothing: it runs.
     """
     runs = asyncio.Event()
-    reserve = Admission.reserve
+    reserve = RedisAdmission.reserve
 
-    async def late(places: Admission, entry: Entry) -> TicketRecord | None:
+    async def late(places: RedisAdmission, entry: AdmissionRequest) -> TicketRecord | None:
         if entry.asked and entry.workflow_id.endswith("-3"):
             await runs.wait()
         return await reserve(places, entry)
 
-    monkeypatch.setattr(Admission, "reserve", late)
+    monkeypatch.setattr(RedisAdmission, "reserve", late)
     oldest = await starter.start(Newest, "slow")
     await oldest.execute_update(Replaced.begun)
     first = asyncio.create_task(starter.start(Newest))
@@ -284,25 +284,25 @@ async def test_a_place_taken_over_counts_from_the_start_that_took_it_over(
     starter: Starter, place: Place, asked: asyncio.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A workflow ID is started again before its closed run's place is free; who asked before that is refused."""
-    free, reserve = Admission.free, Admission.reserve
+    free, reserve = RedisAdmission.free, RedisAdmission.reserve
     is_started = asyncio.Event()
 
-    async def freed_late(places: Admission, record: TicketRecord) -> None:
+    async def freed_late(places: RedisAdmission, record: TicketRecord) -> None:
         await is_started.wait()
         await free(places, record)
 
-    async def reserved_late(places: Admission, entry: Entry) -> TicketRecord | None:
+    async def reserved_late(places: RedisAdmission, entry: AdmissionRequest) -> TicketRecord | None:
         if entry.asked:
             await is_started.wait()
         return await reserve(places, entry)
 
-    async def nothing_freed(places: Admission, entry: Entry, taken: Taken) -> bool:
+    async def nothing_freed(places: RedisAdmission, entry: AdmissionRequest, taken: TakenSlot) -> bool:
         del places, entry, taken
         return False
 
-    monkeypatch.setattr(Admission, "free", freed_late)
-    monkeypatch.setattr(Admission, "reserve", reserved_late)
-    monkeypatch.setattr(Admission, "free_if_over", nothing_freed)
+    monkeypatch.setattr(RedisAdmission, "free", freed_late)
+    monkeypatch.setattr(RedisAdmission, "reserve", reserved_late)
+    monkeypatch.setattr(RedisAdmission, "free_if_closed", nothing_freed)
     oldest = await starter.start(Newest)
     await oldest.execute_update(Replaced.begun)
     waiting = asyncio.create_task(starter.start(Newest))

@@ -42,8 +42,8 @@ async def bench(place: Place) -> AsyncIterator[Bench]:
 @pytest.fixture(params=[*BACKENDS, "all"])
 def parts(request: pytest.FixtureRequest, bench: Bench) -> list[Part]:
     """Three locks on each backend, and one on each of the three; the order of their names is not that of the list."""
-    kept_by = BACKENDS if request.param == "all" else [request.param] * 3
-    return [Part(each, f"{bench.queue}-{name}") for each, name in zip(kept_by, "bca", strict=True)]
+    resource_workflow = BACKENDS if request.param == "all" else [request.param] * 3
+    return [Part(each, f"{bench.queue}-{name}") for each, name in zip(resource_workflow, "bca", strict=True)]
 
 
 async def start(bench: Bench, parts: list[Part], timeout: float | None = None) -> WorkflowHandle[Any, Any]:

@@ -15,12 +15,12 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
 from redlease_temporal.backends.coordinator import contended, queue_state, workflow
-from redlease_temporal.backends.coordinator.contended import Contended
+from redlease_temporal.backends.coordinator.contended import ContendedHolders
 from redlease_temporal.backends.coordinator.queue_state import QueueState
 from redlease_temporal.common import run_monitor
 from redlease_temporal.common.run_monitor import RunMonitor
-from redlease_temporal.payloads.coordinator import Release, Request, Requester
-from redlease_temporal.payloads.locks import Terms
+from redlease_temporal.payloads.coordinator import CoordinatorRequest, Release, Requester
+from redlease_temporal.payloads.locks import ResourceTerms
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -51,7 +51,7 @@ async def client(temporal_server: TemporalServer, plugin: RedleasePlugin) -> Cli
 @pytest.fixture
 def no_own_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let coordinators look at runs themselves when a lease ends, and not before."""
-    monkeypatch.setattr(queue_state, "LOOK_MS", 10_000_000)
+    monkeypatch.setattr(queue_state, "POLL_MS", 10_000_000)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def worker(client: Client, task_queue: str) -> Worker:
 def holdings(plugin: RedleasePlugin, client: Client) -> dict[Any, Any]:
     """Return the runs that this process looks at."""
     runtime = plugin._runtime_of(client)
-    return runtime._monitor._entries if hasattr(runtime, "_monitor") else {}  # it begins beside the worker
+    return runtime._monitor._watched_runs if hasattr(runtime, "_monitor") else {}  # it begins beside the worker
 
 
 async def holding(bench: Bench, **on: Any) -> WorkflowHandle[Any, Any]:
@@ -176,15 +176,15 @@ async def test_nobody_is_looked_at_when_nobody_waits(bench: Bench, plugin: Redle
 
 
 @pytest.fixture
-async def alone(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[FakeTemporal, Contended, RunMonitor]]:
+async def alone(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[FakeTemporal, ContendedHolders, RunMonitor]]:
     """What looks at runs, with a server in this process, on which there is a coordinator."""
-    monkeypatch.setattr(run_monitor, "OFTEN_MS", 20.0)
+    monkeypatch.setattr(run_monitor, "BUSY_POLL_MS", 20.0)
     temporal = FakeTemporal()
     for name in ("lock:r", "a", "b"):
         temporal.start(name)
     monitor = RunMonitor(temporal, 1000)  # type: ignore[arg-type]
     looking = asyncio.create_task(monitor.run())
-    told = Contended(temporal, monitor)  # type: ignore[arg-type]
+    told = ContendedHolders(temporal, monitor)  # type: ignore[arg-type]
     async with told.running():
         yield temporal, told, monitor
     looking.cancel()
@@ -196,7 +196,7 @@ def requester(name: str) -> Requester:
 
 
 async def test_a_release_that_does_not_get_through(
-    alone: tuple[FakeTemporal, Contended, RunMonitor], monkeypatch: pytest.MonkeyPatch, quiet: Quiet
+    alone: tuple[FakeTemporal, ContendedHolders, RunMonitor], monkeypatch: pytest.MonkeyPatch, quiet: Quiet
 ) -> None:
     """It is sent until the server has taken it, and then no more; what went wrong is logged once."""
     quiet.expect("telling 'lock:r'")
@@ -209,24 +209,24 @@ async def test_a_release_that_does_not_get_through(
         return handle_of(workflow_id)
 
     monkeypatch.setattr(temporal, "get_workflow_handle", handle)
-    told.tell("lock:r", {requester("a"): "t", requester("b"): "u"}, 60_000)
+    told.report("lock:r", {requester("a"): "t", requester("b"): "u"}, 60_000)
     temporal.close("a")
     await eventually(lambda: temporal.signalled)
     await asyncio.sleep(0.1)
     assert (temporal.signalled, failures) == (["release lock:r"], [])
-    assert list(monitor._entries) == [("b", "run of b")]
+    assert list(monitor._watched_runs) == [("b", "run of b")]
 
 
-async def test_a_coordinator_that_has_moved(alone: tuple[FakeTemporal, Contended, RunMonitor]) -> None:
+async def test_a_coordinator_that_has_moved(alone: tuple[FakeTemporal, ContendedHolders, RunMonitor]) -> None:
     """Of one that says nothing more, as another process serves it or as it has ended, nothing is kept."""
     temporal, told, monitor = alone
     temporal.start("lock:gone")
     temporal.close("lock:gone")
-    told.tell("lock:r", {requester("a"): "t"}, -int(contended.LATE_MS))
-    told.tell("lock:gone", {requester("b"): "t"}, 60_000)
-    await eventually(lambda: list(monitor._entries) == [("b", "run of b")])
+    told.report("lock:r", {requester("a"): "t"}, -int(contended.REPORT_GRACE_MS))
+    told.report("lock:gone", {requester("b"): "t"}, 60_000)
+    await eventually(lambda: list(monitor._watched_runs) == [("b", "run of b")])
     temporal.close("b")
-    await eventually(lambda: not monitor._entries)
+    await eventually(lambda: not monitor._watched_runs)
     assert not temporal.signalled
 
 
@@ -235,18 +235,18 @@ async def test_a_process_that_ends_has_others_look(monkeypatch: pytest.MonkeyPat
     temporal = FakeTemporal()
     for name in ("lock:r", "lock:s"):
         temporal.start(name)
-    told = Contended(temporal, RunMonitor(temporal, 1000))  # type: ignore[arg-type]
+    told = ContendedHolders(temporal, RunMonitor(temporal, 1000))  # type: ignore[arg-type]
     async with told.running():
-        told.tell("lock:r", {requester("a"): "t"}, 60_000)
-        told.tell("lock:s", {requester("b"): "t"}, 60_000)
-        told.tell("lock:s", {}, 60_000)
+        told.report("lock:r", {requester("a"): "t"}, 60_000)
+        told.report("lock:s", {requester("b"): "t"}, 60_000)
+        told.report("lock:s", {}, 60_000)
         await asyncio.sleep(0)
     assert temporal.signalled == ["release lock:r"]
 
 
-def request(name: str, ticket: str, **other: Any) -> Request:
+def request(name: str, ticket: str, **other: Any) -> CoordinatorRequest:
     """Return what a run asks for."""
-    return Request(Terms("r", 1, 30_000), ticket, requester(name), **other)
+    return CoordinatorRequest(ResourceTerms("r", 1, 30_000), ticket, requester(name), **other)
 
 
 def test_whose_end_is_waited_for() -> None:
@@ -279,5 +279,5 @@ def test_what_a_process_says_as_it_ends_changes_nothing() -> None:
     for name, ticket in [("a", "t"), ("c", "u")]:
         books.request(request(name, ticket), 1)
     before = repr(books)
-    assert not books.release(contended.NOTHING, 1)
+    assert not books.release(contended.WAKING_RELEASE, 1)
     assert repr(books) == before

@@ -182,7 +182,7 @@ async def test_resized_and_released_by_hand(bench: Bench) -> None:
 
 async def test_a_dead_holder_is_noticed_while_others_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """With somebody waiting its run is looked at before its lease of half a minute is over."""
-    monkeypatch.setattr(queue_state, "LOOK_MS", 300)
+    monkeypatch.setattr(queue_state, "POLL_MS", 300)
     holder, actor = await bench.holder(lease=30.0), await bench.actor()
     await holder.execute_update(Holder.until_held)
     await holder.terminate()

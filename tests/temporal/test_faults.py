@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 LOOPS = (
     "Relay._beat",
-    "Relay._find_unheard",
+    "Relay._find_untracked",
     "RunMonitor.run",
-    "RunMonitor.look",
+    "RunMonitor.poll",
     "TicketTracker._track",
-    "TicketTracker._owner_closed",
+    "TicketTracker._run_closed",
 )
 RUNS = 12
 
@@ -34,7 +34,7 @@ async def test_workflows_are_served_while_exceptions_are_thrown(
     place: Place, pool: Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All are served one after the other, under a fence each, and of a terminated run nothing is left."""
-    for name in ("SELDOM_MS", "OFTEN_MS"):
+    for name in ("IDLE_POLL_MS", "BUSY_POLL_MS"):
         monkeypatch.setattr(run_monitor, name, 200.0)
     thrower = Thrower(LOOPS, 1000, random.Random(1), chance=0.2)
     with thrower.installed():

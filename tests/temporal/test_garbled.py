@@ -21,13 +21,13 @@ from waiting_flows import Wait, Waiter
 from redlease import Permit, Redlease, Semaphore
 from redlease_temporal.admission import rule
 from redlease_temporal.admission.activities import AdmissionActivities
-from redlease_temporal.admission.place_workflow import OWNER, PLACE
-from redlease_temporal.admission.rule import Entry
+from redlease_temporal.admission.rule import AdmissionRequest
+from redlease_temporal.admission.slot_workflow import ADMISSION_SLOT, SLOT_OWNER
 from redlease_temporal.backends.coordinator.workflow import Coordinator
 from redlease_temporal.backends.redis.requests import Requests
 from redlease_temporal.backends.slots.workflow import Slot
 from redlease_temporal.payloads import locks
-from redlease_temporal.payloads.coordinator import Adoption, Renewal, Request, Requester
+from redlease_temporal.payloads.coordinator import Adoption, CoordinatorRequest, Renewal, Requester
 from redlease_temporal.sequence.api import Batch, Handling
 from redlease_temporal.sequence.workflow import SequenceWorkflow
 
@@ -46,7 +46,7 @@ GARBLED: list[list[Any]] = [[], ["text"], [None], [{"a": 1}], [{"a": 1}, 2], [[1
 
 
 RUN_SIGNALS = [
-    *(locks.LOST_SIGNAL, locks.GRANTED_SIGNAL, locks.REFUSED_SIGNAL, locks.CONFIRM_SIGNAL, locks.FREE_SIGNAL),
+    *(locks.LOST_SIGNAL, locks.GRANTED_SIGNAL, locks.REFUSED_SIGNAL, locks.CONFIRM_SIGNAL, locks.OFFER_SIGNAL),
 ]
 
 
@@ -114,8 +114,8 @@ async def test_a_release_that_is_completed_with_something_else(
 ) -> None:
     """The run goes on, and does not take it for done: with its end the permit is free."""
 
-    async def never(_: Requests, __: locks.ReleaseCall, **___: Any) -> locks.Released:
-        return locks.Released(released=False, pending=True)
+    async def never(_: Requests, __: locks.ReleaseCall, **___: Any) -> locks.ReleaseResult:
+        return locks.ReleaseResult(released=False, pending=True)
 
     bench = Bench(client, place.task_queue, "redis")
     actor = await bench.actor()
@@ -160,7 +160,7 @@ async def test_a_place_that_is_given_by_hand_with_something_else(
     """The run asks again, and begins in its place."""
     may_answer, admit = asyncio.Event(), AdmissionActivities._admit
 
-    async def late(activities: AdmissionActivities, entry: Entry, *, limit_s: float) -> bool:
+    async def late(activities: AdmissionActivities, entry: AdmissionRequest, *, limit_s: float) -> bool:
         if not may_answer.is_set():
             raise TimeoutError
         return await admit(activities, entry, limit_s=limit_s)
@@ -182,9 +182,12 @@ async def test_the_question_of_a_place_that_is_answered_with_something_else(clie
     await owner.execute_update(Two.look)
     chain = (await owner.describe()).run_id
     handle = await client.start_workflow(
-        PLACE, Entry("Two", owner.id, 2, chain=chain), id=f"{owner.id}-place", task_queue=internal_queue(client)
+        ADMISSION_SLOT,
+        AdmissionRequest("Two", owner.id, 2, chain=chain),
+        id=f"{owner.id}-place",
+        task_queue=internal_queue(client),
     )
-    await complete(client, handle, OWNER, {"a": 1})
+    await complete(client, handle, SLOT_OWNER, {"a": 1})
     await owner.terminate()
     async with asyncio.timeout(SOON):
         await handle.result()
@@ -267,18 +270,18 @@ async def test_a_keeper_that_is_asked_for_what_cannot_be(client: Client, place: 
     permit = await bench.do(actor, Actor.acquire, Asking())
     keeper = client.get_workflow_handle(f"lock:{bench.on.resource}")
     requester = Requester(actor.id, "", "", "by hand")
-    terms = locks.Terms(bench.on.resource, 1, 5000)
+    terms = locks.ResourceTerms(bench.on.resource, 1, 5000)
     ever = 10**30
     for lease_ms in (-5, 0, ever):
         await keeper.signal("renew", Renewal(permit.ticket, permit.fence, lease_ms))
         await keeper.signal("adopt", Adoption(permit.ticket, permit.fence, requester, lease_ms))
-        await keeper.signal("request", Request(replace(terms, lease_ms=lease_ms), "t", requester))
+        await keeper.signal("request", CoordinatorRequest(replace(terms, lease_ms=lease_ms), "t", requester))
     for weight in (-5, 0, ever):
-        await keeper.signal("request", Request(terms, "t", requester, weight=weight))
+        await keeper.signal("request", CoordinatorRequest(terms, "t", requester, weight=weight))
     for capacity in (-5, 0, ever):
-        await keeper.signal("request", Request(replace(terms, capacity=capacity), "t", requester))
+        await keeper.signal("request", CoordinatorRequest(replace(terms, capacity=capacity), "t", requester))
         await keeper.signal("resize", capacity)
-    await keeper.signal("request", Request(terms, "t", requester, timeout_ms=ever, max_hold_ms=ever))
+    await keeper.signal("request", CoordinatorRequest(terms, "t", requester, timeout_ms=ever, max_hold_ms=ever))
     async with asyncio.timeout(SOON):
         assert await bench.do(actor, Actor.check, permit)
         assert await bench.do(actor, Actor.release, permit)

@@ -28,14 +28,14 @@ class Execution(NamedTuple):
     """One execution of `redlease.enqueue`, which can be made once more."""
 
     requests: Requests
-    wish: locks.AcquireCall
+    call: locks.AcquireCall
     info: activity.Info
 
     async def again(self) -> locks.AcquireStatus:
         """Execute it, late."""
         environment = ActivityEnvironment()
         environment.info = self.info
-        return await environment.run(self.requests.enqueue, self.wish)
+        return await environment.run(self.requests.enqueue, self.call)
 
     async def is_over(self) -> bool:
         """Tell whether the relay looks after nothing of its run any more."""
@@ -48,9 +48,9 @@ def executions(monkeypatch: pytest.MonkeyPatch) -> list[Execution]:
     made: list[Execution] = []
     enqueue = Requests.enqueue
 
-    async def recorded(requests: Requests, wish: locks.AcquireCall) -> locks.AcquireStatus:
-        made.append(Execution(requests, wish, activity.info()))
-        return await enqueue(requests, wish)
+    async def recorded(requests: Requests, call: locks.AcquireCall) -> locks.AcquireStatus:
+        made.append(Execution(requests, call, activity.info()))
+        return await enqueue(requests, call)
 
     monkeypatch.setattr(Requests, "enqueue", recorded)
     return made

@@ -30,7 +30,7 @@ from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, ChildWorkflowError
 
 from redlease import Semaphore
-from redlease_temporal.payloads.locks import LOST_SIGNAL, Lost
+from redlease_temporal.payloads.locks import LOST_SIGNAL, LostSignal
 
 from helpers import eventually
 
@@ -200,7 +200,7 @@ async def test_cancel_and_loss_at_once(
     handle = await begun(temporal_client, place, Losing, Use("r"), "clean", None)
     worker.kill()
     holder = (await pool.inspect()).holders[0]
-    await handle.signal(LOST_SIGNAL, Lost("r", holder.ticket, holder.fence, "test"))
+    await handle.signal(LOST_SIGNAL, LostSignal("r", holder.ticket, holder.fence, "test"))
     await handle.cancel()
     async with place.serving(WORKFLOWS, [watched.watched]):
         assert isinstance(await outcome(handle, 15), CancelledError)
@@ -301,7 +301,7 @@ async def test_signal_before_the_first_task(place: Place, watched: Watched, kind
             id=f"{place.task_queue}-early",
             task_queue=f"{place.task_queue}-early",
             start_signal=LOST_SIGNAL,
-            start_signal_args=[Lost("r", "another", 1, "test")],
+            start_signal_args=[LostSignal("r", "another", 1, "test")],
         )
         await handle.signal("proceed")
         place.task_queue += "-early"
@@ -313,7 +313,7 @@ async def test_late_signal(client: Client, place: Place, pool: Semaphore) -> Non
     """A late signal of a loss does not end a later hold by the same ticket."""
     handle = await begun(client, place, Twice, USE)
     fence = await holder_of(pool)
-    await handle.signal(LOST_SIGNAL, Lost("r", "t", fence - 1, "test"))
+    await handle.signal(LOST_SIGNAL, LostSignal("r", "t", fence - 1, "test"))
     await stays_held(pool, fence, 0.5)
     await handle.signal("proceed")
     _, second, lost = await outcome(handle)
@@ -325,7 +325,7 @@ async def test_repeated_signal(client: Client, place: Place, pool: Semaphore) ->
     handle = await begun(client, place, Again, USE)
     holder = (await pool.inspect()).holders[0]
     await take_away(pool)
-    lost = Lost("r", holder.ticket, holder.fence, "test")
+    lost = LostSignal("r", holder.ticket, holder.fence, "test")
     for _ in range(3):
         await handle.signal(LOST_SIGNAL, lost)
     await eventually(lambda: is_held_above(pool, holder.fence))

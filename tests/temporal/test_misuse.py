@@ -23,7 +23,7 @@ from temporalio.worker import Worker
 from redlease import Redlease
 from redlease_temporal import LeaseLost, SequenceFailed, lock, outside, semaphore
 from redlease_temporal.admission.rule import resource_of
-from redlease_temporal.errors import misused
+from redlease_temporal.errors import usage_error
 from redlease_temporal.worker import RedleasePlugin
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ URL = "redis://localhost"
         lambda: RedleasePlugin(lambda: Redlease.from_url(URL), wait_atempt=3),
         lambda: RedleasePlugin(wait_atempt=3),
         *(
-            lambda looks=looks: RedleasePlugin(URL, looks_per_second=looks)
+            lambda looks=looks: RedleasePlugin(URL, polls_per_second=looks)
             for looks in (0, -1, math.nan, math.inf, "5", None)
         ),
         *(lambda group=group: RedleasePlugin(URL, group=group) for group in (5, None, "\ud800", "x" * 200)),
@@ -52,7 +52,7 @@ URL = "redis://localhost"
 )
 async def test_a_plugin_is_given_something_wrong(make: Callable[[], RedleasePlugin]) -> None:
     """Whatever it is, the plugin refuses it as it is made, not once a worker runs."""
-    with pytest.raises(ValueError, match=r"RedleasePlugin|wait_atempt|looks_per_second|group"):
+    with pytest.raises(ValueError, match=r"RedleasePlugin|wait_atempt|polls_per_second|group"):
         make()
 
 
@@ -161,7 +161,7 @@ def test_no_two_limits_have_one_name() -> None:
     [
         LeaseLost("it is gone", resource="r", ticket="t"),
         SequenceFailed("it failed", resource="r", index=3, results=[1, "two"]),
-        misused("it cannot be"),
+        usage_error("it cannot be"),
     ],
 )
 def test_an_error_can_be_copied(error: Any, how: Callable[[Any], Any]) -> None:

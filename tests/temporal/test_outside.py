@@ -201,7 +201,7 @@ async def test_a_slot_whose_end_nobody_awaits(bench: Bench, client: Client, monk
         await asyncio.Event().wait()
 
     monkeypatch.setattr(outside, "end_of", never)
-    monkeypatch.setattr(outside, "LOOK_AGAIN_S", 0.2)
+    monkeypatch.setattr(outside, "RETRY_BUSY_S", 0.2)
     many = outside.semaphore(client, bench.on.resource, outside.WATCHED_MAX + 1)
     permits = [await many.acquire() for _ in range(outside.WATCHED_MAX + 1)]
     waiting = asyncio.create_task(many.acquire())

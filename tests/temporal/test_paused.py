@@ -20,10 +20,10 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowQueryRejectedError
 
 from redlease_temporal import Unavailable, WorkflowConcurrencyLimitExceeded
-from redlease_temporal.backends.coordinator.activities import Looking
+from redlease_temporal.backends.coordinator.activities import StatusActivities
 from redlease_temporal.common.descriptions import CLOSED, PAUSED, Description, describe, refused_in
-from redlease_temporal.common.run_monitor import Look, RunMonitor, RunStatus
-from redlease_temporal.payloads.coordinator import Owner
+from redlease_temporal.common.run_monitor import RunMonitor, RunState, RunStatus
+from redlease_temporal.payloads.coordinator import RunToPoll
 from redlease_temporal.payloads.slots import MARGIN
 from redlease_temporal.sequence_client import Sequence
 
@@ -279,12 +279,12 @@ async def test_each_look_stands_alone(
 
     monkeypatch.setattr("redlease_temporal.common.run_monitor.describe", awkward)
     owners = RunMonitor(client, 50)
-    asked = [Owner(one.id, one.result_run_id or "") for one in (good, bad, good)]
-    assert [seen.fate for seen in await Looking(owners).look(asked)] == ["open", "unknown", "open"]
-    watched: list[Look] = []
+    asked = [RunToPoll(one.id, one.result_run_id or "") for one in (good, bad, good)]
+    assert [seen.fate for seen in await StatusActivities(owners).poll(asked)] == ["open", "unknown", "open"]
+    watched: list[RunState] = []
     owners.watch((bad.id, bad.result_run_id or ""), watched.append)
-    await owners.look((bad.id, bad.result_run_id or ""))
-    assert [look.fate for look in watched] == [RunStatus.UNKNOWN]
+    await owners.poll((bad.id, bad.result_run_id or ""))
+    assert [look.status for look in watched] == [RunStatus.UNKNOWN]
     assert owners.unknown_ms((bad.id, bad.result_run_id or "")) > 0
 
 

@@ -208,7 +208,7 @@ async def test_a_downgrade_while_redis_is_away(place: Place, monkeypatch: pytest
         return await told(requests, call)
 
     monkeypatch.setattr(Requests, "downgrade", late)
-    monkeypatch.setattr(backend, "LOCAL_LIMIT", timedelta(0))
+    monkeypatch.setattr(backend, "LOCAL_ATTEMPT_TIMEOUT", timedelta(0))
     async with place.serving([Actor, Sharing], []) as client:
         catalog = Catalog(Bench(client, place.task_queue, "redis"))
         writer = await catalog.held("write", lease=3.0)

@@ -14,7 +14,7 @@ from temporal_tools import names_of
 from temporalio import activity
 from temporalio.worker import Replayer
 
-from redlease_temporal.plugin.activity_interceptor import GuardedActivities
+from redlease_temporal.plugin.activity_interceptor import PermitCheckInterceptor
 from redlease_temporal.worker import RedleasePlugin
 from redlease_temporal.workflow_side import backend as calls
 
@@ -68,7 +68,7 @@ async def test_a_call_that_took_too_long_replays(
     place: Place, backend: str, monkeypatch: pytest.MonkeyPatch, quiet: Quiet
 ) -> None:
     """A local activity that timed out is the same error in a replay, where the SDK raises its cause by itself."""
-    execute = GuardedActivities.execute_activity
+    execute = PermitCheckInterceptor.execute_activity
 
     async def never(self: Any, input: Any) -> Any:  # noqa: A002
         if activity.info().activity_type.endswith(".inspect"):
@@ -76,8 +76,8 @@ async def test_a_call_that_took_too_long_replays(
         return await execute(self, input)
 
     quiet.allow(r"Completing activity as failed")
-    monkeypatch.setattr(GuardedActivities, "execute_activity", never)
-    monkeypatch.setattr(calls, "LOCAL_LIMIT", timedelta(seconds=0.2))
+    monkeypatch.setattr(PermitCheckInterceptor, "execute_activity", never)
+    monkeypatch.setattr(calls, "LOCAL_ATTEMPT_TIMEOUT", timedelta(seconds=0.2))
     async with place.serving([Unanswered], []) as client:
         bench = Bench(client, place.task_queue, backend)
         handle = await bench.start(Unanswered.run, bench.on)

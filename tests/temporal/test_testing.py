@@ -12,7 +12,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
-from redlease_temporal.backends.redis import telling, tracker
+from redlease_temporal.backends.redis import notifications, tracker
 from redlease_temporal.testing import InMemoryPlugin
 
 from helpers import eventually
@@ -56,14 +56,14 @@ async def test_hours_pass_while_some_hold_and_others_wait(skipping: Client, task
 async def tell_late(temporal: Client, record: TicketRecord, token: str, permit: Permit) -> None:
     """Tell of a grant after a while."""
     await asyncio.sleep(0.3)
-    await telling.tell_of_grant(temporal, record, token, permit)
+    await notifications.notify_of_grant(temporal, record, token, permit)
 
 
 async def test_no_time_is_skipped_between_a_release_and_the_next_grant(
     skipping: Client, task_queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A grant that is told late is told before the workflow that released goes on, so nobody times out meanwhile."""
-    monkeypatch.setattr(tracker, "tell_of_grant", tell_late)
+    monkeypatch.setattr(tracker, "notify_of_grant", tell_late)
     await test_hours_pass_while_some_hold_and_others_wait(skipping, task_queue)
 
 
@@ -78,7 +78,7 @@ async def test_no_time_is_skipped_between_a_downgrade_and_the_next_grant(
     skipping: Client, task_queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that waits for a writer enters at its downgrade, though it is told late, not when the writer ends."""
-    monkeypatch.setattr(tracker, "tell_of_grant", tell_late)
+    monkeypatch.setattr(tracker, "notify_of_grant", tell_late)
     writing = await skipping.start_workflow(Writing.run, id=f"{task_queue}-writing", task_queue=task_queue)
     await _until_asked(writing)
     reading = await skipping.start_workflow(Reading.run, id=f"{task_queue}-reading", task_queue=task_queue)

@@ -216,7 +216,7 @@ async def test_terminated_while_waiting(
     make_stage: MakeStage, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look finds it, every ten seconds by default, and takes the ticket out."""
-    monkeypatch.setattr(run_monitor, "SELDOM_MS", 1000.0)
+    monkeypatch.setattr(run_monitor, "IDLE_POLL_MS", 1000.0)
     stage = await make_stage()
     wait = Wait("r")
     permit = await stage.pool(wait).acquire()
@@ -271,10 +271,10 @@ async def test_withdrawn_before_its_activity_began(make_stage: MakeStage, monkey
     """Taken out between queueing and the start of the activity that waits, the workflow gets Withdrawn as well."""
     keep_place, began, may_go_on = Requests.wait, asyncio.Event(), asyncio.Event()
 
-    async def held_back(requests: Requests, wish: locks.AcquireCall, token: bytes) -> None:
+    async def held_back(requests: Requests, call: locks.AcquireCall, token: bytes) -> None:
         began.set()
         await may_go_on.wait()
-        await keep_place(requests, wish, token)
+        await keep_place(requests, call, token)
 
     monkeypatch.setattr(Requests, "wait", held_back)
     stage = await make_stage()
@@ -410,11 +410,11 @@ async def test_a_grant_that_nobody_could_be_told_of_lapses(
     keep_place = Requests.wait
     lost = asyncio.Event()
 
-    async def lose_first(requests: Requests, wish: locks.AcquireCall, token: bytes) -> None:
-        if f"/{first.id}/" in wish.ticket:
+    async def lose_first(requests: Requests, call: locks.AcquireCall, token: bytes) -> None:
+        if f"/{first.id}/" in call.ticket:
             lost.set()
         else:
-            await keep_place(requests, wish, token)
+            await keep_place(requests, call, token)
 
     with monkeypatch.context() as patch:
         patch.setattr(Requests, "wait", lose_first)
@@ -458,7 +458,7 @@ async def test_terminated_while_redis_is_away(
     make_stage: MakeStage, own_server: OwnServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was asked of Redis without an answer, and carried out later, is found and taken out."""
-    monkeypatch.setattr(run_monitor, "SELDOM_MS", 1000.0)
+    monkeypatch.setattr(run_monitor, "IDLE_POLL_MS", 1000.0)
     server = own_server("valkey9")
     stage = await make_stage(url=server.url)
     wait = Wait("r")
@@ -554,34 +554,34 @@ async def test_looks_at_runs_are_counted_and_few(make_stage: MakeStage) -> None:
     stage = await make_stage()
     for number in range(100, 110):
         await (await stage.start(Wait("alone"), number)).result()
-    assert stage.relay.monitor.looks == 0
+    assert stage.relay.monitor.polls == 0
     began = time.monotonic()
     holder = await stage.client.start_workflow(
         Many.run, args=["r", 1, 30.0], id=f"{stage.task_queue}-0", task_queue=stage.task_queue
     )
     await holder.execute_update(Many.held)
     handles = await stage.line_up(Wait("r-0"), 20)
-    await eventually(lambda: stage.relay.monitor.looks)
+    await eventually(lambda: stage.relay.monitor.polls)
     await holder.signal(Many.proceed)
     await holder.result()
-    looks = stage.relay.monitor.looks
-    assert 1 <= looks <= 1000 * (time.monotonic() - began) / run_monitor.OFTEN_MS + 1
+    looks = stage.relay.monitor.polls
+    assert 1 <= looks <= 1000 * (time.monotonic() - began) / run_monitor.BUSY_POLL_MS + 1
     for handle in handles:
         await handle.result()
-    assert stage.relay.monitor.looks - looks <= len(handles)
+    assert stage.relay.monitor.polls - looks <= len(handles)
 
 
 @pytest.mark.slow
 async def test_looks_are_bounded_in_all(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many runs are to be asked after, there are no more than `looks_per_second` calls."""
-    monkeypatch.setattr(run_monitor, "SELDOM_MS", 200.0)
-    stage = await make_stage(looks_per_second=10)
+    """However many runs are to be asked after, there are no more than `polls_per_second` calls."""
+    monkeypatch.setattr(run_monitor, "IDLE_POLL_MS", 200.0)
+    stage = await make_stage(polls_per_second=10)
     permit = await stage.service.lock("r").acquire()
     handles = await stage.line_up(Wait("r"), 30)
-    before = stage.relay.monitor.looks
+    before = stage.relay.monitor.polls
     began = time.monotonic()
-    await eventually(lambda: stage.relay.monitor.looks - before >= 10)
-    assert stage.relay.monitor.looks - before <= 10 * (time.monotonic() - began) + 2
+    await eventually(lambda: stage.relay.monitor.polls - before >= 10)
+    assert stage.relay.monitor.polls - before <= 10 * (time.monotonic() - began) + 2
     await stage.service.lock("r").release(permit)
     assert in_order([await handle.result() for handle in handles])
 

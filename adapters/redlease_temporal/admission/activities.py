@@ -10,14 +10,22 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from redlease_temporal.backends.redis.activities import PATIENCE_S, told
+from redlease_temporal.backends.redis.activities import REMOTE_CALL_TIMEOUT_S, with_activity_failures
 from redlease_temporal.backends.redis.relay import Relay
-from redlease_temporal.backends.redis.requests import AT_ONCE_S
+from redlease_temporal.backends.redis.requests import LOCAL_CALL_TIMEOUT_S
 
-from .redis_tracker import PlaceTracker, places_of
-from .replacing import Places, replacing
-from .rule import ADMIT, FORGO, LATER, REPLACING, RESERVE, Entry, WorkflowConcurrencyLimitExceeded
-from .slot_places import SlotAdmission
+from .redis_tracker import AdmissionTracker, admission_of
+from .replacing import AdmissionBackend, replacing
+from .rule import (
+    ADMIT,
+    CANCEL_RESERVATION,
+    LATER,
+    REPLACING,
+    RESERVE,
+    AdmissionRequest,
+    WorkflowConcurrencyLimitExceeded,
+)
+from .slot_admission import SlotAdmission
 
 
 class AdmissionActivities:
@@ -35,108 +43,118 @@ class AdmissionActivities:
     @property
     def local(self) -> list[Callable[..., Any]]:
         """For workers that run workflows."""
-        return [self.reserve, self.forgo, self.admit]
+        return [self.reserve, self.cancel_reservation, self.admit]
 
     @property
     def remote(self) -> list[Callable[..., Any]]:
         """For the internal worker, while it runs."""
-        replacing = [self.reserve_replacing, self.admit_replacing]
-        return [self.reserve_later, self.admit_later, *replacing, self._slots().owner]
+        replacing_activities = [self.reserve_replacing, self.admit_replacing]
+        return [self.reserve_later, self.admit_later, *replacing_activities, self._slots().owner]
 
     @activity.defn(name=RESERVE)
-    async def reserve(self, entry: Entry) -> bool:
+    async def reserve(self, request: AdmissionRequest) -> bool:
         """Takes a place for a child workflow."""
-        return await told(self._reserve(entry, limit_s=AT_ONCE_S))
+        return await with_activity_failures(self._reserve(request, limit_s=LOCAL_CALL_TIMEOUT_S))
 
     @activity.defn(name=LATER[RESERVE])
-    async def reserve_later(self, entry: Entry) -> bool:
+    async def reserve_later(self, request: AdmissionRequest) -> bool:
         """Takes a place for a child workflow; retried until Redis answers."""
-        return await told(self._reserve(entry, limit_s=PATIENCE_S))
+        return await with_activity_failures(self._reserve(request, limit_s=REMOTE_CALL_TIMEOUT_S))
 
-    @activity.defn(name=FORGO)
-    async def forgo(self, entry: Entry) -> bool:
+    @activity.defn(name=CANCEL_RESERVATION)
+    async def cancel_reservation(self, request: AdmissionRequest) -> bool:
         """Frees the place of a child workflow that was not started."""
-        return await told(self._forgo(entry))
+        return await with_activity_failures(self._cancel_reservation(request))
 
     @activity.defn(name=ADMIT)
-    async def admit(self, entry: Entry) -> bool:
+    async def admit(self, request: AdmissionRequest) -> bool:
         """Takes the place of this run, if Redis answers in time."""
-        return await told(self._admit(entry, limit_s=AT_ONCE_S))
+        return await with_activity_failures(self._admit(request, limit_s=LOCAL_CALL_TIMEOUT_S))
 
     @activity.defn(name=LATER[ADMIT])
-    async def admit_later(self, entry: Entry) -> bool:
+    async def admit_later(self, request: AdmissionRequest) -> bool:
         """Takes the place of this run; retried until Redis answers."""
-        return await told(self._admit(entry, limit_s=PATIENCE_S))
+        return await with_activity_failures(self._admit(request, limit_s=REMOTE_CALL_TIMEOUT_S))
 
     @activity.defn(name=REPLACING[RESERVE])
-    async def reserve_replacing(self, entry: Entry) -> bool:
+    async def reserve_replacing(self, request: AdmissionRequest) -> bool:
         """Takes a place for a child workflow, of the oldest workflow if none is free."""
-        return await told(self._replacing(entry, functools.partial(self._reserve, limit_s=PATIENCE_S)))
+        return await with_activity_failures(
+            self._replacing(request, functools.partial(self._reserve, limit_s=REMOTE_CALL_TIMEOUT_S))
+        )
 
     @activity.defn(name=REPLACING[ADMIT])
-    async def admit_replacing(self, entry: Entry) -> bool:
+    async def admit_replacing(self, request: AdmissionRequest) -> bool:
         """Takes the place of this run, of the oldest workflow if none is free."""
-        return await told(self._replacing(entry, functools.partial(self._admit, limit_s=PATIENCE_S)))
+        return await with_activity_failures(
+            self._replacing(request, functools.partial(self._admit, limit_s=REMOTE_CALL_TIMEOUT_S))
+        )
 
     # Implementation
 
-    async def _replacing(self, entry: Entry, take: Callable[[Entry], Awaitable[bool]]) -> bool:
+    async def _replacing(self, request: AdmissionRequest, take: Callable[[AdmissionRequest], Awaitable[bool]]) -> bool:
         """Takes a place, by replacing others if need be; returns whether there was one."""
-        slots = self._slots()
-        places: Places = slots if entry.backend == "slots" else places_of(self._relay())
+        slot_admission = self._slots()
+        admission: AdmissionBackend = slot_admission if request.backend == "slots" else admission_of(self._relay())
 
-        async def taken(entry: Entry) -> bool:
+        async def take_slot(request: AdmissionRequest) -> bool:
             # What waited on behalf of a run that has closed would take the place from the next run of its ID.
-            if entry.asked and entry.chain and await slots.monitor.is_closed(entry.workflow_id, entry.chain):
-                raise ApplicationError(f"workflow {entry.workflow_id!r}: the run that asked closed", non_retryable=True)
-            if not await take(entry):
-                raise entry.refusal()
+            if (
+                request.asked
+                and request.chain
+                and await slot_admission.monitor.is_closed(request.workflow_id, request.chain)
+            ):
+                raise ApplicationError(
+                    f"workflow {request.workflow_id!r}: the run that asked closed", non_retryable=True
+                )
+            if not await take(request):
+                raise request.refusal()
             return True
 
         try:
-            return await replacing(slots.temporal, places, entry, taken)
+            return await replacing(slot_admission.temporal, admission, request, take_slot)
         except WorkflowConcurrencyLimitExceeded:
             return False
 
-    async def _reserve(self, entry: Entry, *, limit_s: float) -> bool:
+    async def _reserve(self, request: AdmissionRequest, *, limit_s: float) -> bool:
         """Takes a place for a child about to be started; returns whether there was one."""
-        if entry.backend == "slots":
-            return await self._reserve_slot(entry)
+        if request.backend == "slots":
+            return await self._reserve_slot(request)
         relay = self._relay()
         async with relay.recover_on_error(), asyncio.timeout(limit_s):
             try:
-                record = await places_of(relay).reserve(entry)
+                record = await admission_of(relay).reserve(request)
             except WorkflowConcurrencyLimitExceeded:
                 return False
             if record is not None:
                 await relay.registry.claim(record)
         if record is not None:
-            relay.track(PlaceTracker(relay, record))
+            relay.track(AdmissionTracker(relay, record))
         return True
 
-    async def _reserve_slot(self, entry: Entry) -> bool:
+    async def _reserve_slot(self, request: AdmissionRequest) -> bool:
         try:
-            await self._slots().reserve(entry)
+            await self._slots().reserve(request)
         except WorkflowConcurrencyLimitExceeded:
             return False
         return True
 
-    async def _forgo(self, entry: Entry) -> bool:
+    async def _cancel_reservation(self, request: AdmissionRequest) -> bool:
         """Frees the place of a child that was not started."""
-        if entry.backend == "slots":
-            await self._slots().forgo(entry)
+        if request.backend == "slots":
+            await self._slots().cancel_reservation(request)
             return True
-        async with asyncio.timeout(AT_ONCE_S):
-            await places_of(self._relay()).forgo(entry)
+        async with asyncio.timeout(LOCAL_CALL_TIMEOUT_S):
+            await admission_of(self._relay()).cancel_reservation(request)
         return True
 
-    async def _admit(self, entry: Entry, *, limit_s: float) -> bool:
+    async def _admit(self, request: AdmissionRequest, *, limit_s: float) -> bool:
         """Takes the place of a run; returns whether there was one."""
-        if entry.backend == "slots":
-            return await self._slots().admit(entry)
+        if request.backend == "slots":
+            return await self._slots().admit(request)
         relay = self._relay()
         async with relay.recover_on_error(), asyncio.timeout(limit_s):
-            record = await places_of(relay).admit(entry)
+            record = await admission_of(relay).admit(request)
         if record is not None:
-            relay.track(PlaceTracker(relay, record))
+            relay.track(AdmissionTracker(relay, record))
         return record is not None

@@ -20,8 +20,8 @@ from temporalio.exceptions import ActivityError, ApplicationError
 import redlease
 from redlease import limits
 from redlease.limits import GRACE_S, Duration
-from redlease_temporal.errors import misuse
-from redlease_temporal.workflow_side.backend import LOCAL_LIMIT, OFTEN, local, read
+from redlease_temporal.errors import as_usage_error
+from redlease_temporal.workflow_side.backend import LOCAL_ATTEMPT_TIMEOUT, RETRY_OFTEN, local, read
 from redlease_temporal.workflow_side.cancellation import ended
 from redlease_temporal.workflow_side.run import current
 
@@ -29,7 +29,7 @@ C = TypeVar("C", bound=type)
 Backend = Literal["redis", "slots"]
 
 # Local activities, and the remote ones that retry when a local one gets no answer.
-RESERVE, ADMIT, FORGO = "redlease.reserve", "redlease.admit", "redlease.forgo"
+RESERVE, ADMIT, CANCEL_RESERVATION = "redlease.reserve", "redlease.admit", "redlease.forgo"
 LATER = {RESERVE: "redlease.reserve_later", ADMIT: "redlease.admit_later"}
 REPLACING = {RESERVE: "redlease.reserve_replacing", ADMIT: "redlease.admit_replacing"}
 WORKFLOW = "__temporal_workflow_definition"
@@ -64,7 +64,7 @@ class WorkflowConcurrencyLimitExceeded(ApplicationError, redlease.RedleaseError)
 
 
 @dataclass(frozen=True)
-class Entry:
+class AdmissionRequest:
     """A workflow that needs a place.
 
     Attributes:
@@ -104,16 +104,16 @@ class Rule:
     replaces: bool = False
     grace_ms: int = 0
 
-    def entry(self, workflow_id: str, args: Sequence[Any]) -> Entry:
+    def request(self, workflow_id: str, args: Sequence[Any]) -> AdmissionRequest:
         """The request of a workflow with these arguments; raises ValueError if its key cannot be computed."""
-        entry = Entry(
+        request = AdmissionRequest(
             *(self.workflow_type, workflow_id, self.limit),
             backend=self.backend,
             replaces=self.replaces,
             grace_ms=self.grace_ms,
         )
         if self.key is None:
-            return entry
+            return request
         try:
             key = str(self.key(*args))
         except Exception as error:
@@ -122,7 +122,7 @@ class Rule:
                 f"{error!r}. Start it with arguments of the types that its run method is declared with"
             ) from error
         limits.checked_text("name of a limit", resource_of(self.workflow_type, key), limits.NAME_BYTES_MAX)
-        return replace(entry, partition_key=key)
+        return replace(request, partition_key=key)
 
 
 _rules: dict[str, Rule] = {}
@@ -192,18 +192,18 @@ def resource_of(workflow_type: str, partition_key: str | None) -> str:
 # In workflows
 
 
-def wanted(rule: Rule, workflow_id: str, args: Sequence[Any]) -> Entry:
+def admission_request(rule: Rule, workflow_id: str, args: Sequence[Any]) -> AdmissionRequest:
     """The request for a place; an error in its key fails the run, not its workflow task."""
-    entry: Entry = misuse(rule.entry, workflow_id, args)
-    return entry
+    request: AdmissionRequest = as_usage_error(rule.request, workflow_id, args)
+    return request
 
 
 async def admit(rule: Rule, args: Sequence[Any]) -> None:
     """Takes the place of the current run; raises if there is none."""
     info = workflow.info()
-    entry = replace(wanted(rule, info.workflow_id, args), chain=info.first_execution_run_id)
-    if not await _has_place(ADMIT, entry):
-        raise entry.refusal()
+    request = replace(admission_request(rule, info.workflow_id, args), chain=info.first_execution_run_id)
+    if not await _has_slot(ADMIT, request):
+        raise request.refusal()
 
 
 class Readmission:
@@ -230,39 +230,39 @@ class Readmission:
             raise self._refusal from error
 
 
-async def start_within(entry: Entry, start: Callable[[], Any]) -> Any:
+async def start_within(request: AdmissionRequest, start: Callable[[], Any]) -> Any:
     """Takes a place for a child, then starts it; raises if there is none."""
     try:
-        if await _has_place(RESERVE, entry):
+        if await _has_slot(RESERVE, request):
             return await start()
     except (Exception, asyncio.CancelledError):
-        current().background(_forgo(entry))
+        current().background(_cancel_reservation(request))
         raise
-    raise entry.refusal()
+    raise request.refusal()
 
 
-async def _has_place(how: str, entry: Entry) -> bool:
+async def _has_slot(how: str, request: AdmissionRequest) -> bool:
     """Takes a place, waiting as long as the answer takes; returns whether there was one."""
     try:
-        has_place = await local(how, entry, bool)
+        has_place = await local(how, request, bool)
     except ActivityError:
-        has_place = await _told_later(LATER[how], entry)
-    if has_place or not entry.replaces:
+        has_place = await _call_until_answered(LATER[how], request)
+    if has_place or not request.replaces:
         return has_place
-    return await _told_later(REPLACING[how], entry, timedelta(milliseconds=entry.grace_ms))
+    return await _call_until_answered(REPLACING[how], request, timedelta(milliseconds=request.grace_ms))
 
 
-async def _told_later(name: str, entry: Entry, grace: timedelta = timedelta(0)) -> bool:
+async def _call_until_answered(name: str, request: AdmissionRequest, grace: timedelta = timedelta(0)) -> bool:
     while True:
         returned: RawValue | None = await ended(
             workflow.start_activity(
                 name,
-                entry,
+                request,
                 result_type=RawValue,
                 task_queue=current().task_queue,
-                start_to_close_timeout=grace + LOCAL_LIMIT,
-                retry_policy=OFTEN,
-                summary=f"a place among {entry.limit}",
+                start_to_close_timeout=grace + LOCAL_ATTEMPT_TIMEOUT,
+                retry_policy=RETRY_OFTEN,
+                summary=f"a place among {request.limit}",
             )
         )
         try:
@@ -271,8 +271,8 @@ async def _told_later(name: str, entry: Entry, grace: timedelta = timedelta(0)) 
             workflow.logger.warning("somebody completed %s by hand: %s; asking again", name, error)
 
 
-async def _forgo(entry: Entry) -> None:
+async def _cancel_reservation(request: AdmissionRequest) -> None:
     try:
-        await local(FORGO, entry, bool)
+        await local(CANCEL_RESERVATION, request, bool)
     except ActivityError:
         workflow.logger.warning("the place of a child that was not started is free when its lease has ended")

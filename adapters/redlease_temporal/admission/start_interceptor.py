@@ -24,14 +24,14 @@ from temporalio.service import RPCError
 
 from redlease import Redlease, RedleaseError
 from redlease_temporal.backends.redis.registry import SCRIPTS, Registry, relay_group
-from redlease_temporal.common.keeper_calls import UNSURE
+from redlease_temporal.common.resource_workflows import UNSURE
 from redlease_temporal.common.run_monitor import RunMonitor
 from redlease_temporal.common.settings import Settings
 
-from .redis_places import Admission
+from .redis_admission import RedisAdmission
 from .replacing import replacing
 from .rule import Rule, rule_of
-from .slot_places import SlotAdmission
+from .slot_admission import SlotAdmission
 
 
 class StartGate:
@@ -46,11 +46,11 @@ class StartGate:
         self._users = 0
         self._opening = asyncio.Lock()
         self._redis: Redlease
-        self._admission: Admission
+        self._admission: RedisAdmission
         self._group = ""
 
     @contextlib.asynccontextmanager
-    async def place(
+    async def reserved_slot(
         self, rule: Rule, start: StartWorkflowInput | UpdateWithStartStartWorkflowInput
     ) -> AsyncIterator[Callable[[str], None]]:
         """Reserves a place for a start in the block, which passes the id of the started run to the yielded function.
@@ -59,18 +59,18 @@ class StartGate:
             WorkflowConcurrencyLimitExceeded: No place is free.
             Unavailable: Redis could not be reached: nothing was started.
         """
-        entry = rule.entry(start.id, start.args)
+        request = rule.request(start.id, start.args)
         chain = ""
 
         def started(run_id: str) -> None:
             nonlocal chain
             chain = run_id
 
-        async with self._places(rule) as admission:
-            if entry.replaces:
-                reserved = await replacing(self._temporal, admission, entry, admission.reserve)
+        async with self._admission_for(rule) as admission:
+            if request.replaces:
+                reserved = await replacing(self._temporal, admission, request, admission.reserve)
             else:
-                reserved = await admission.reserve(entry)
+                reserved = await admission.reserve(request)
             if reserved is None:
                 yield started
                 return
@@ -82,16 +82,16 @@ class StartGate:
                     if isinstance(error, RPCError) and error.status in UNSURE:
                         await admission.confirm(reserved, chain)
                     else:
-                        await admission.forgo(entry, reserved)
+                        await admission.cancel_reservation(request, reserved)
                 raise
             with contextlib.suppress(RedleaseError, RPCError):
                 await admission.confirm(reserved, chain)
 
-    def _places(self, rule: Rule) -> contextlib.AbstractAsyncContextManager[Any]:
-        """The `Admission` or `SlotAdmission` for such workflows."""
+    def _admission_for(self, rule: Rule) -> contextlib.AbstractAsyncContextManager[Any]:
+        """The `RedisAdmission` or `SlotAdmission` for such workflows."""
         if rule.backend == "slots":
             queue = self._settings.task_queue_of(self._temporal)
-            monitor = RunMonitor(self._temporal, self._settings.looks_per_second)
+            monitor = RunMonitor(self._temporal, self._settings.polls_per_second)
             return contextlib.nullcontext(SlotAdmission(self._temporal, queue, monitor))
         if self._settings.make_client is None:
             raise ValueError(
@@ -101,7 +101,7 @@ class StartGate:
         return self._open()
 
     @contextlib.asynccontextmanager
-    async def _open(self) -> AsyncIterator[Admission]:
+    async def _open(self) -> AsyncIterator[RedisAdmission]:
         async with self._opening:
             if self._users == 0:
                 await self._connect()
@@ -124,8 +124,8 @@ class StartGate:
         tickets.connect(*SCRIPTS)
         # It is no relay and sends no beats: a relay takes over what it stores within seconds.
         registry = Registry(tickets, settings.prefix, self._group, secrets.token_hex(8))
-        self._admission = Admission(
-            *(tickets, registry, RunMonitor(self._temporal, settings.looks_per_second)),
+        self._admission = RedisAdmission(
+            *(tickets, registry, RunMonitor(self._temporal, settings.polls_per_second)),
             namespace=self._temporal.namespace,
             idle_ttl_ms=settings.idle_ttl_ms,
         )
@@ -150,7 +150,7 @@ class _Admitting(OutboundInterceptor):
         rule = rule_of(input.workflow)
         if rule is None:
             return await super().start_workflow(input)
-        async with self._gate.place(rule, input) as started:
+        async with self._gate.reserved_slot(rule, input) as started:
             handle = await super().start_workflow(input)
             started(handle.first_execution_run_id or "")
         return handle
@@ -164,12 +164,12 @@ class _Admitting(OutboundInterceptor):
         if rule is None:
             return await super().start_update_with_start_workflow(input)
         try:
-            async with self._gate.place(rule, start) as started:
-                tell = input._on_start
+            async with self._gate.reserved_slot(rule, start) as started:
+                report = input._on_start
 
                 def on_start(response: StartWorkflowExecutionResponse) -> None:
                     started(response.run_id)
-                    tell(response)
+                    report(response)
 
                 input._on_start = on_start
                 return await super().start_update_with_start_workflow(input)

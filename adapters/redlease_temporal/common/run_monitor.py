@@ -30,19 +30,19 @@ from temporalio.service import RPCError, RPCStatusCode
 from redlease import clock
 
 from .descriptions import CONTINUED_AS_NEW, Description, describe
-from .lasting import Once, lasting
+from .retrying import LogOnce, retry_until_done
 
-SELDOM_MS = 10_000.0  # how often a run is checked while nobody waits for what it holds
-OFTEN_MS = 500.0  # how often while somebody waits, so that its end is known within a second
-UNTOLD = "?"  # the chain of a run, if the server is too old to report it
-SOON_MS = 50.0  # how long the server may take to record the end of a run
+IDLE_POLL_MS = 10_000.0  # how often a run is checked while nobody waits for what it holds
+BUSY_POLL_MS = 500.0  # how often while somebody waits, so that its end is known within a second
+CHAIN_UNKNOWN = "?"  # the chain of a run, if the server is too old to report it
+POLL_SOON_MS = 50.0  # how long the server may take to record the end of a run
 PAGE = 200  # events per call
 CHAIN_MAX = 20  # successors followed in one look
-LATE_MS = 10_000.0  # a look that takes longer counts as one without an answer
+OVERDUE_MS = 10_000.0  # a look that takes longer counts as one without an answer
 OPERATION_ENDED = {
     f"nexus_operation_{how}_event_attributes" for how in ("completed", "failed", "canceled", "timed_out")
 }
-ANSWER = timedelta(seconds=5)  # how long a call may take: a suspended server never replies
+RPC_TIMEOUT = timedelta(seconds=5)  # how long a call may take: a suspended server never replies
 
 
 async def cluster_of(client: Client) -> str:
@@ -66,10 +66,10 @@ class RunStatus(Enum):
     UNKNOWN = "unknown"
 
 
-class Look(NamedTuple):
+class RunState(NamedTuple):
     """The result of a look: the run's status, and the run that is open now."""
 
-    fate: RunStatus
+    status: RunStatus
     open_run_id: str = ""
     chain: str = ""  # the first run of the open run's chain, if the look was at the latest run
     workflow_type: str = ""
@@ -79,18 +79,18 @@ RunKey = tuple[str, str]  # workflow id and run id; an empty run id means the la
 
 
 @dataclass(slots=True)
-class _Entry:
+class _WatchedRun:
     run: RunKey
-    callbacks: dict[Callable[[Look], None], float] = field(default_factory=dict)  # how often each wants a look, ms
-    asked_ms: float = 0.0  # when the look under way began, 0 if there is none
-    looked_ms: float = 0.0
+    callbacks: dict[Callable[[RunState], None], float] = field(default_factory=dict)  # how often each wants a look, ms
+    sent_ms: float = 0.0  # when the look under way began, 0 if there is none
+    polled_ms: float = 0.0
     unknown_ms: float = 0.0  # when the first look began that the server did not answer since it last did, 0 for none
     due_ms: float = 0.0
 
     @property
     def every_ms(self) -> float:
         """How often the run is checked: as often as the most frequent callback asks for."""
-        return min(self.callbacks.values(), default=SELDOM_MS)
+        return min(self.callbacks.values(), default=IDLE_POLL_MS)
 
 
 class RunMonitor:
@@ -98,89 +98,89 @@ class RunMonitor:
 
     Args:
         client: The client of the runs' namespace.
-        most_a_second: The most looks per second, for all runs together.
+        polls_per_second: The most looks per second, for all runs together.
     """
 
-    def __init__(self, client: Client, most_a_second: float) -> None:
+    def __init__(self, client: Client, polls_per_second: float) -> None:
         self._client = client
-        self._pause_s = 1 / most_a_second
-        self._entries: dict[RunKey, _Entry] = {}
+        self._pause_s = 1 / polls_per_second
+        self._watched_runs: dict[RunKey, _WatchedRun] = {}
         self._heap: list[tuple[float, int, RunKey]] = []
         self._order = count()
         self._changed = asyncio.Event()
-        self._once = Once()
-        self.looks = 0
+        self._log_once = LogOnce()
+        self.polls = 0
 
-    def watch(self, run: RunKey, callback: Callable[[Look], None], every_ms: float | None = None) -> None:
+    def watch(self, run: RunKey, callback: Callable[[RunState], None], every_ms: float | None = None) -> None:
         """Calls `callback` after each look that begins from now on. `every_ms`: how often to look; None for seldom."""
-        entry = self._entries.get(run)
-        if entry is None:
+        watched = self._watched_runs.get(run)
+        if watched is None:
             now_ms = clock.now_ms()
-            entry = self._entries[run] = _Entry(run, looked_ms=now_ms)
-            self._plan(entry)
-        entry.callbacks.setdefault(callback, SELDOM_MS)
+            watched = self._watched_runs[run] = _WatchedRun(run, polled_ms=now_ms)
+            self._schedule_next(watched)
+        watched.callbacks.setdefault(callback, IDLE_POLL_MS)
         if every_ms is not None:
-            self._look_every(entry, callback, every_ms)
+            self._poll_every(watched, callback, every_ms)
 
-    def unwatch(self, run: RunKey, callback: Callable[[Look], None]) -> None:
+    def unwatch(self, run: RunKey, callback: Callable[[RunState], None]) -> None:
         """Removes a callback of `watch`."""
-        entry = self._entries.get(run)
-        if entry is not None:
-            entry.callbacks.pop(callback, None)
-            if not entry.callbacks:
-                del self._entries[run]
+        watched = self._watched_runs.get(run)
+        if watched is not None:
+            watched.callbacks.pop(callback, None)
+            if not watched.callbacks:
+                del self._watched_runs[run]
 
-    def look_often(self, run: RunKey, callback: Callable[[Look], None], *, often: bool) -> None:
+    def poll_often(self, run: RunKey, callback: Callable[[RunState], None], *, often: bool) -> None:
         """Looks at the run often while somebody waits for what it holds, else seldom."""
-        entry = self._entries.get(run)
-        if entry is not None and callback in entry.callbacks:
-            self._look_every(entry, callback, OFTEN_MS if often else SELDOM_MS)
+        watched = self._watched_runs.get(run)
+        if watched is not None and callback in watched.callbacks:
+            self._poll_every(watched, callback, BUSY_POLL_MS if often else IDLE_POLL_MS)
 
-    def _look_every(self, entry: _Entry, callback: Callable[[Look], None], every_ms: float) -> None:
-        before_ms = entry.every_ms
-        entry.callbacks[callback] = every_ms
-        if entry.every_ms != before_ms:
-            self._plan(entry)
+    def _poll_every(self, watched: _WatchedRun, callback: Callable[[RunState], None], every_ms: float) -> None:
+        before_ms = watched.every_ms
+        watched.callbacks[callback] = every_ms
+        if watched.every_ms != before_ms:
+            self._schedule_next(watched)
 
-    def look_soon(self, run: RunKey) -> None:
+    def poll_soon(self, run: RunKey) -> None:
         """The run is about to close: look at it soon."""
-        entry = self._entries.get(run)
-        if entry is not None:
-            self._look_at(entry, clock.now_ms() + SOON_MS)
+        watched = self._watched_runs.get(run)
+        if watched is not None:
+            self._schedule(watched, clock.now_ms() + POLL_SOON_MS)
 
     def unknown_ms(self, run: RunKey) -> float:
         """For how many ms the server has left looks at the run without an answer."""
-        entry, now_ms = self._entries.get(run), clock.now_ms()
-        if entry is None:
+        watched, now_ms = self._watched_runs.get(run), clock.now_ms()
+        if watched is None:
             return 0.0
-        late = 0.0 < entry.asked_ms < now_ms - LATE_MS
-        since_ms = entry.unknown_ms or (entry.asked_ms if late else 0.0)
-        return max(0.0, (now_ms if late else entry.looked_ms) - since_ms) if since_ms else 0.0
+        is_overdue = 0.0 < watched.sent_ms < now_ms - OVERDUE_MS
+        since_ms = watched.unknown_ms or (watched.sent_ms if is_overdue else 0.0)
+        return max(0.0, (now_ms if is_overdue else watched.polled_ms) - since_ms) if since_ms else 0.0
 
-    def _plan(self, entry: _Entry) -> None:
-        every_ms = entry.every_ms
-        if every_ms >= SELDOM_MS:  # half of the looks are for runs that somebody waits for
-            every_ms = max(every_ms, 2 * len(self._entries) * self._pause_s * 1000)
-        self._look_at(entry, entry.looked_ms + every_ms)
+    def _schedule_next(self, watched: _WatchedRun) -> None:
+        every_ms = watched.every_ms
+        if every_ms >= IDLE_POLL_MS:  # half of the looks are for runs that somebody waits for
+            every_ms = max(every_ms, 2 * len(self._watched_runs) * self._pause_s * 1000)
+        self._schedule(watched, watched.polled_ms + every_ms)
 
-    def _look_at(self, entry: _Entry, due_ms: float) -> None:
-        entry.due_ms = due_ms
-        heapq.heappush(self._heap, (due_ms, next(self._order), entry.run))
+    def _schedule(self, watched: _WatchedRun, due_ms: float) -> None:
+        watched.due_ms = due_ms
+        heapq.heappush(self._heap, (due_ms, next(self._order), watched.run))
         self._changed.set()
 
     async def run(self) -> None:
         """Looks at each run when it is due, until cancelled."""
-        looks: set[asyncio.Task[Look]] = set()
+        polls: set[asyncio.Task[RunState]] = set()
         try:
-            await lasting("looking at workflow runs", lambda: self._look_in_turn(looks), once=self._once)
+            await retry_until_done("looking at workflow runs", lambda: self._poll_when_due(polls), once=self._log_once)
         finally:
-            for look in looks:
-                look.cancel()
-            await asyncio.gather(*looks, return_exceptions=True)
+            for task in polls:
+                task.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
 
-    async def _look_in_turn(self, looks: set[asyncio.Task[Look]]) -> None:
+    async def _poll_when_due(self, polls: set[asyncio.Task[RunState]]) -> None:
         # After an exception this restarts and rebuilds the heap, so that no run is missing from it.
-        self._heap = [(entry.due_ms, next(self._order), run) for run, entry in self._entries.items()]
+        self._heap = [(watched.due_ms, next(self._order), run) for run, watched in self._watched_runs.items()]
         heapq.heapify(self._heap)
         while True:
             self._changed.clear()
@@ -190,83 +190,83 @@ class RunMonitor:
                 await clock.pause(self._changed, wait_s)
                 continue
             due_ms, _, run = heapq.heappop(self._heap)
-            entry = self._entries.get(run)
-            if entry is not None and entry.due_ms == due_ms:
-                self._look_at(entry, now_ms + max(SELDOM_MS, LATE_MS))  # unless this look plans an earlier one
-                entry.asked_ms = entry.asked_ms or now_ms
+            watched = self._watched_runs.get(run)
+            if watched is not None and watched.due_ms == due_ms:
+                self._schedule(watched, now_ms + max(IDLE_POLL_MS, OVERDUE_MS))  # unless this look plans an earlier one
+                watched.sent_ms = watched.sent_ms or now_ms
                 # Looks overlap: their rate is bounded, not their duration. While the server is away each takes long,
                 # and every run needs one in time to show that its status is unknown.
-                look = asyncio.create_task(self.look(run))
-                looks.add(look)
-                look.add_done_callback(looks.discard)
+                task = asyncio.create_task(self.poll(run))
+                polls.add(task)
+                task.add_done_callback(polls.discard)
                 await asyncio.sleep(self._pause_s)
 
-    async def look(self, run: RunKey) -> Look:
+    async def poll(self, run: RunKey) -> RunState:
         """Looks at a run now, and calls those of its callbacks that are there when the look begins.
 
         One that comes later may be for another workflow of that ID, which the look knows nothing of.
         """
-        entry, began_ms = self._entries.get(run), clock.now_ms()
-        callbacks = () if entry is None else tuple(entry.callbacks)
+        watched, began_ms = self._watched_runs.get(run), clock.now_ms()
+        callbacks = () if watched is None else tuple(watched.callbacks)
         what = f"workflow {run[0]!r}: a look at how it stands"
         try:
-            look = await self._look(run)
+            state = await self._poll_server(run)
         except Exception as error:  # noqa: BLE001  logged; the run is looked at again
-            self._once.tell(what, error)
-            look = Look(RunStatus.UNKNOWN)
-        if look.fate is not RunStatus.UNKNOWN:
-            self._once.over(what)
-        if entry is not None and entry is self._entries.get(run):
-            entry.asked_ms, entry.looked_ms = 0.0, clock.now_ms()
-            entry.unknown_ms = (entry.unknown_ms or began_ms) if look.fate is RunStatus.UNKNOWN else 0.0
-            self._plan(entry)
-            for callback in (each for each in callbacks if each in entry.callbacks):
+            self._log_once.warn(what, error)
+            state = RunState(RunStatus.UNKNOWN)
+        if state.status is not RunStatus.UNKNOWN:
+            self._log_once.succeeded(what)
+        if watched is not None and watched is self._watched_runs.get(run):
+            watched.sent_ms, watched.polled_ms = 0.0, clock.now_ms()
+            watched.unknown_ms = (watched.unknown_ms or began_ms) if state.status is RunStatus.UNKNOWN else 0.0
+            self._schedule_next(watched)
+            for callback in (each for each in callbacks if each in watched.callbacks):
                 try:
-                    callback(look)
+                    callback(state)
                 except Exception as error:  # noqa: BLE001  logged; the next look calls it again
-                    self._once.tell(f"workflow {run[0]!r}: what a look found", error)
-        return look
+                    self._log_once.warn(f"workflow {run[0]!r}: what a look found", error)
+        return state
 
     async def is_closed(self, workflow_id: str, chain: str) -> bool:
         """Looks whether the last run of a chain has closed; another chain of that ID may run by now."""
-        look = await self.look((workflow_id, ""))
-        is_other = look.fate is RunStatus.OPEN and look.chain not in {chain, UNTOLD}
-        return look.fate is RunStatus.CLOSED or is_other
+        state = await self.poll((workflow_id, ""))
+        is_other = state.status is RunStatus.OPEN and state.chain not in {chain, CHAIN_UNKNOWN}
+        return state.status is RunStatus.CLOSED or is_other
 
-    async def _look(self, run: RunKey) -> Look:
+    async def _poll_server(self, run: RunKey) -> RunState:
         """The status of a run; UNKNOWN if the server does not report it."""
         workflow_id, run_id = run
-        fate = RunStatus.OPEN
+        status = RunStatus.OPEN
         try:
             if not run_id:
-                return await self._latest(workflow_id)
+                return await self._poll_latest(workflow_id)
             for _ in range(CHAIN_MAX):
                 described = await self._described(workflow_id, run_id)
                 if described.is_open:
-                    return Look(fate, run_id)
+                    return RunState(status, run_id)
                 if described.reset_run_id:
-                    fate, run_id = RunStatus.RESET, described.reset_run_id
+                    status, run_id = RunStatus.RESET, described.reset_run_id
                 elif described.info.status == CONTINUED_AS_NEW:
-                    fate, run_id = RunStatus.CONTINUED, await self._successor(workflow_id, run_id)
+                    status, run_id = RunStatus.CONTINUED, await self._successor(workflow_id, run_id)
                 else:
-                    return Look(RunStatus.CLOSED)
+                    return RunState(RunStatus.CLOSED)
         except RPCError as error:
             if error.status == RPCStatusCode.NOT_FOUND:
-                return Look(RunStatus.CLOSED)
-            self._once.tell(f"workflow {workflow_id!r}: a look at how it stands", error)
-        return Look(RunStatus.UNKNOWN)
+                return RunState(RunStatus.CLOSED)
+            self._log_once.warn(f"workflow {workflow_id!r}: a look at how it stands", error)
+        return RunState(RunStatus.UNKNOWN)
 
-    async def _latest(self, workflow_id: str) -> Look:
+    async def _poll_latest(self, workflow_id: str) -> RunState:
         """The status of the latest run of a workflow, of whatever chain."""
         described = await self._described(workflow_id, "")
         if not described.is_open:
-            return Look(RunStatus.CLOSED)
+            return RunState(RunStatus.CLOSED)
         info = described.info
-        return Look(RunStatus.OPEN, described.run_id, info.first_run_id or UNTOLD, info.type.name)
+        return RunState(RunStatus.OPEN, described.run_id, info.first_run_id or CHAIN_UNKNOWN, info.type.name)
 
     async def _described(self, workflow_id: str, run_id: str) -> Description:
-        self.looks += 1
-        return await describe(self._client, workflow_id, run_id, timeout=ANSWER, retry=False)
+        self.polls += 1
+        return await describe(self._client, workflow_id, run_id, timeout=RPC_TIMEOUT, retry=False)
 
     async def _successor(self, workflow_id: str, run_id: str) -> str:
         """The run that continued this one: its last event names it."""
@@ -283,7 +283,7 @@ class RunMonitor:
             next_page_token=page,
         )
         reply = await self._client.workflow_service.get_workflow_execution_history_reverse(
-            request, retry=False, timeout=ANSWER
+            request, retry=False, timeout=RPC_TIMEOUT
         )
         return list(reply.history.events), reply.next_page_token
 
@@ -298,7 +298,7 @@ class RunMonitor:
         Raises:
             RPCError: The server did not return the history.
         """
-        result, _ = await self._found_after(run, event_id, _Evidence(local_id, wait_id), PAGE)
+        result, _ = await self._find_after(run, event_id, _GrantFinder(local_id, wait_id), PAGE)
         return await self._has_fence(result, fence) if isinstance(result, Payloads) else result
 
     async def has_marker(
@@ -311,11 +311,11 @@ class RunMonitor:
         Raises:
             RPCError: The server did not return the history.
         """
-        result, last = await self._found_after(run, event_id, _Evidence(local_id, ""), page_events)
+        result, last = await self._find_after(run, event_id, _GrantFinder(local_id, ""), page_events)
         return isinstance(result, Payloads) or result, max(last, event_id)
 
-    async def _found_after(
-        self, run: RunKey, event_id: int, evidence: _Evidence, page_events: int
+    async def _find_after(
+        self, run: RunKey, event_id: int, finder: _GrantFinder, page_events: int
     ) -> tuple[Payloads | Literal[False] | None, int]:
         """What the evidence finds after an event, or False; None if nothing follows the event. And the last event."""
         page, last = b"", 0
@@ -328,7 +328,7 @@ class RunMonitor:
             for event in events:
                 if event.event_id <= event_id:
                     return False, last
-                if (result := evidence.found_in(event)) is not None:
+                if (result := finder.find_in(event)) is not None:
                     return result, last
             if not page:
                 return False, last
@@ -359,27 +359,27 @@ class RunMonitor:
     async def _has_fence(self, result: Payloads, fence: int) -> bool:
         """Whether an activity's result is a permit with that fence; True if the result cannot be read."""
         try:
-            (said,) = await self._client.data_converter.decode(result.payloads)
-            permit = said.get("permit", said)
+            (decoded,) = await self._client.data_converter.decode(result.payloads)
+            permit = decoded.get("permit", decoded)
             return permit is not None and permit.get("fence", fence) == fence
         except Exception as error:  # noqa: BLE001  written by another version, or with another key
-            self._once.tell("the grant in the history of a run could not be read", error)
+            self._log_once.warn("the grant in the history of a run could not be read", error)
             return True
 
 
-class _Evidence:
+class _GrantFinder:
     """Finds in events, read from the last one back, the result of the activity that may have recorded a grant."""
 
     def __init__(self, local_id: str, wait_id: str) -> None:
-        self._said = json.dumps(local_id, ensure_ascii=False).encode()  # as it stands in the marker
+        self._local_id_json = json.dumps(local_id, ensure_ascii=False).encode()  # as it stands in the marker
         self._wait_id = wait_id
         self._completed: dict[int, Payloads] = {}  # results, by the event that scheduled the activity
 
-    def found_in(self, event: HistoryEvent) -> Payloads | None:
+    def find_in(self, event: HistoryEvent) -> Payloads | None:
         """The result, if this is the local activity's marker, or the scheduling of the remote one, which completed."""
         if event.event_type == EventType.EVENT_TYPE_MARKER_RECORDED:
             details = event.marker_recorded_event_attributes.details
-            ours = "data" in details and any(self._said in part.data for part in details["data"].payloads)
+            ours = "data" in details and any(self._local_id_json in part.data for part in details["data"].payloads)
             return details.get("result", Payloads()) if ours else None
         if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
             completed = event.activity_task_completed_event_attributes

@@ -34,7 +34,7 @@ class Settings(NamedTuple):
     unknown_grace_ms: int
     adopt_window_ms: int
     wait_attempt_s: float
-    looks_per_second: float
+    polls_per_second: float
     by_signal: bool = False
 
     def group_of(self, client: Client) -> str:
@@ -42,8 +42,8 @@ class Settings(NamedTuple):
         if self.group:
             return self.group
         converter, codec = client.data_converter.payload_converter_class, client.data_converter.payload_codec
-        said = "json" if is_stock(client.data_converter) else f"{converter.__module__}.{converter.__qualname__}"
-        return said if codec is None else f"{said} {type(codec).__module__}.{type(codec).__qualname__}"
+        name = "json" if is_stock(client.data_converter) else f"{converter.__module__}.{converter.__qualname__}"
+        return name if codec is None else f"{name} {type(codec).__module__}.{type(codec).__qualname__}"
 
     def task_queue_of(self, client: Client) -> str:
         """The queue of the internal worker, in the client's namespace."""
@@ -66,11 +66,11 @@ def checked(
     unknown_grace: Duration,
     adopt_window: Duration,
     wait_attempt: Duration,
-    looks_per_second: float,
+    polls_per_second: float,
 ) -> Settings:
     """The settings; raises ValueError for a wrong one."""
-    if not isinstance(looks_per_second, int | float) or not 0 < looks_per_second < math.inf:
-        raise ValueError(f"looks_per_second must be a number above 0, not {looks_per_second!r}")
+    if not isinstance(polls_per_second, int | float) or not 0 < polls_per_second < math.inf:
+        raise ValueError(f"polls_per_second must be a number above 0, not {polls_per_second!r}")
     if group != "":
         limits.checked_text("group", group, limits.PREFIX_BYTES_MAX)
     return Settings(
@@ -82,5 +82,5 @@ def checked(
         limits.milliseconds("unknown_grace", unknown_grace),
         limits.milliseconds("adopt_window", adopt_window),
         limits.milliseconds("wait_attempt", wait_attempt, 1000) / 1000,
-        looks_per_second,
+        polls_per_second,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from redlease import Hold, Permit, Semaphore
 from redlease.tickets import lease_of
 from redlease_temporal.backends.redis.relay import Relay
-from redlease_temporal.payloads.locks import Terms
+from redlease_temporal.payloads.locks import ResourceTerms
 
 Key = tuple[str, str]  # resource and ticket
 
@@ -57,14 +57,14 @@ class Attempt:
     def leave_to_next(self, seconds: float) -> None:
         """Keeps the request for the next attempt for so long; ends it at once if there is none to follow (0)."""
         if seconds:
-            asyncio.get_running_loop().call_later(seconds, self._give_up)
+            asyncio.get_running_loop().call_later(seconds, self._end_if_latest)
         else:
-            self._give_up()
+            self._end_if_latest()
 
-    def _give_up(self) -> None:
+    def _end_if_latest(self) -> None:
         if self.is_latest:
             self.end()
-            self._attempts.give_back(self.request)
+            self._attempts.release(self.request)
 
     def end(self) -> None:
         """Forgets the request: its permit was released, or left on the server for the next attempt."""
@@ -83,18 +83,18 @@ class Attempts:
         self.latest: dict[Key, Attempt] = {}
         self._relay = relay
 
-    def semaphore(self, terms: Terms) -> Semaphore:
+    def semaphore(self, terms: ResourceTerms) -> Semaphore:
         """The resource that an activity needs."""
         return self._relay().semaphore(terms)
 
-    def begin(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Hold]]) -> Attempt:
+    def begin(self, key: Key, acquire: Callable[[], Coroutine[Any, Any, Hold]]) -> Attempt:
         """Starts an attempt: it continues the request of the attempt before it in this process, or makes a new one."""
         before = self.latest.get(key)
-        request = asyncio.ensure_future(ask()) if before is None or before.is_spent else before.request
+        request = asyncio.ensure_future(acquire()) if before is None or before.is_spent else before.request
         attempt = self.latest[key] = Attempt(self, key, request)
         return attempt
 
-    def give_back(self, request: asyncio.Future[Hold]) -> None:
+    def release(self, request: asyncio.Future[Hold]) -> None:
         """Ends a request, and releases its permit."""
         if not request.done():
             request.cancel()

@@ -21,15 +21,15 @@ from temporalio.exceptions import ApplicationError
 from redlease import Hold, Rate, RedleaseError, Semaphore, limits
 from redlease.limits import Duration
 from redlease_temporal.backends.redis.registry import digest
-from redlease_temporal.errors import AcquireTimeout, failure, misuse
-from redlease_temporal.payloads.locks import Terms, turn_of
+from redlease_temporal.errors import AcquireTimeout, as_usage_error, failure
+from redlease_temporal.payloads.locks import ResourceTerms, turn_of
 
 from .attempts import Attempt, Attempts
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-HEARTBEATS_A_TIMEOUT = 3
+HEARTBEATS_PER_TIMEOUT = 3
 MARK = "__temporal_activity_definition"
 
 
@@ -50,7 +50,7 @@ _hold: ContextVar[Hold] = ContextVar("redlease_hold")
 class _Need(NamedTuple):
     """What one activity needs: the resource, and whose turn it takes there."""
 
-    terms: Terms
+    terms: ResourceTerms
     key: str
     share: float = 1
 
@@ -58,7 +58,7 @@ class _Need(NamedTuple):
 class _Rule(NamedTuple):
     """The checked parameters of the decorator; `slot_wait_s` in seconds."""
 
-    terms: Terms
+    terms: ResourceTerms
     key: Callable[..., object] | None
     slot_wait_s: float
     retry_lease_ms: int
@@ -74,9 +74,11 @@ class _Rule(NamedTuple):
         if self.key is not None:
             key = str(self.key(*args, **kwargs))
             if self.takes_turns:
-                turn = misuse(limits.checked_text, "key", key, limits.KEY_BYTES_MAX), 1
+                turn = as_usage_error(limits.checked_text, "key", key, limits.KEY_BYTES_MAX), 1
             else:
-                name = misuse(limits.checked_text, "resource name", f"{terms.resource}:{key}", limits.NAME_BYTES_MAX)
+                name = as_usage_error(
+                    limits.checked_text, "resource name", f"{terms.resource}:{key}", limits.NAME_BYTES_MAX
+                )
                 terms = replace(terms, resource=name)
         return _Need(terms, *turn)
 
@@ -123,12 +125,12 @@ def exclusive(
         ... async def call_vendor(order: Order) -> Receipt:
         ...     return await vendor.post(order, fence=current_hold().fence)
     """
-    rule = _Rule(
-        Terms.checked(name, capacity, lease, max_waiters, per_key=per_key, rate=rate, per_key_rate=per_key_rate),
-        key,
-        limits.milliseconds("slot_wait", slot_wait) / 1000,
-        limits.milliseconds("retry_lease", retry_lease, limits.LEASE_MS_MIN),
+    terms = ResourceTerms.checked(
+        name, capacity, lease, max_waiters, per_key=per_key, rate=rate, per_key_rate=per_key_rate
     )
+    slot_wait_s = limits.milliseconds("slot_wait", slot_wait) / 1000
+    retry_lease_ms = limits.milliseconds("retry_lease", retry_lease, limits.LEASE_MS_MIN)
+    rule = _Rule(terms, key, slot_wait_s, retry_lease_ms)
     return functools.partial(_decorated, rule)
 
 
@@ -230,13 +232,13 @@ async def _granted(attempt: Attempt, rule: _Rule, semaphore: Semaphore, ticket: 
 
 
 async def _hold_of(semaphore: Semaphore, ticket: str, need: _Need) -> Hold:
-    return await semaphore.hold(ticket=ticket, owner=_owner(), key=need.key or None, share=need.share)
+    return await semaphore.hold(ticket=ticket, owner=_holder_name(), key=need.key or None, share=need.share)
 
 
 async def _heartbeating(attempt: Attempt, seconds: float) -> Hold:
     """Waits for the attempt's request, heartbeating; raises TimeoutError after so many seconds."""
     info, request = activity.info(), attempt.request
-    pause_s = info.heartbeat_timeout.total_seconds() / HEARTBEATS_A_TIMEOUT if info.heartbeat_timeout else None
+    pause_s = info.heartbeat_timeout.total_seconds() / HEARTBEATS_PER_TIMEOUT if info.heartbeat_timeout else None
     async with asyncio.timeout(seconds):
         while True:
             done, _ = await asyncio.wait({request}, timeout=pause_s)
@@ -270,7 +272,7 @@ async def _leave_to_next(rule: _Rule, semaphore: Semaphore, hold: Hold) -> None:
         await semaphore.renew(hold.detach(), lease=rule.retry_lease_ms / 1000)
 
 
-def _owner() -> str:
+def _holder_name() -> str:
     info = activity.info()
     return limits.shortened(info.workflow_id or info.activity_id, limits.OWNER_BYTES_MAX)
 

@@ -9,13 +9,13 @@ from temporalio import workflow
 from redlease.models import Permit
 from redlease_temporal.backends.redis.backend import RedisBackend
 from redlease_temporal.payloads import locks
-from redlease_temporal.payloads.nexus import ACQUIRE_WORKFLOW, Acquire
+from redlease_temporal.payloads.nexus import ACQUIRE_WORKFLOW, AcquireInput
 from redlease_temporal.workflow_side.run import current
 
 
-def terms_of(call: Acquire) -> locks.Terms:
+def terms_of(call: AcquireInput) -> locks.ResourceTerms:
     """What the call declares about its resource."""
-    return locks.Terms(
+    return locks.ResourceTerms(
         *(call.resource, call.capacity, call.lease_ms, call.max_waiters),
         *(call.per_key, call.rate, call.per_key_rate, call.max_waiters_per_key),
     )
@@ -26,10 +26,10 @@ class AcquireWorkflow:
     """Requests a permit as any run does, by way of the relays, and returns it. Cancelling it withdraws the request."""
 
     @workflow.run
-    async def run(self, call: Acquire) -> Permit:
+    async def run(self, call: AcquireInput) -> Permit:
         """Returns the permit when it is granted."""
         run, info, terms = current(), workflow.info(), terms_of(call)
-        wish = locks.AcquireCall(
+        acquire_call = locks.AcquireCall(
             terms,
             call.ticket,
             info.first_execution_run_id,
@@ -48,4 +48,4 @@ class AcquireWorkflow:
         )
         timeout = None if call.timeout_ms is None else timedelta(milliseconds=call.timeout_ms)
         with run.requesting():
-            return await RedisBackend(terms).acquire(run, wish, timeout)
+            return await RedisBackend(terms).acquire(run, acquire_call, timeout)

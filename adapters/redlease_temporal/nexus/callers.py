@@ -16,8 +16,8 @@ from redlease_temporal.backends.redis.caller_tracker import tracker_for
 from redlease_temporal.backends.redis.registry import TicketRecord, digest
 from redlease_temporal.backends.redis.relay import Relay
 from redlease_temporal.common.run_monitor import RunStatus
-from redlease_temporal.payloads.locks import Caller, Terms
-from redlease_temporal.payloads.nexus import Acquire, Adopt, Release
+from redlease_temporal.payloads.locks import Caller, ResourceTerms
+from redlease_temporal.payloads.nexus import AcquireInput, AdoptInput, ReleaseInput
 
 from .acquire_workflow import terms_of
 
@@ -25,12 +25,12 @@ WORKFLOW_EVENT = "temporal.api.common.v1.Link.WorkflowEvent"
 SHOWN_BYTES = 100  # of the resource's name in a workflow id
 
 
-def waiting_id(resource: str, ticket: str) -> str:
+def waiting_workflow_id(resource: str, ticket: str) -> str:
     """The id of the workflow that waits for this ticket: a repeated request finds it."""
     return f"acquire:{limits.shortened(resource, SHOWN_BYTES)}:{digest(resource, ticket)}"
 
 
-def linked(links: Iterable[Link]) -> Caller | None:
+def caller_from_links(links: Iterable[Link]) -> Caller | None:
     """The run that started an operation, as the server names it in the operation's links."""
     for link in links:
         url = urlsplit(link.url)
@@ -47,21 +47,21 @@ class CallerPermits:
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
 
-    async def found(self, caller: Caller | None) -> Caller | None:
+    async def open_caller(self, caller: Caller | None) -> Caller | None:
         """The caller, after a reset with its new run; None if this Temporal cluster has no such open run.
 
         The run that continues a caller as new does not know of the request.
         """
         if caller is None:
             return None
-        look = await self._relay.monitor_of(caller.namespace).look((caller.workflow_id, caller.run_id))
-        if look.fate is RunStatus.CLOSED:
+        state = await self._relay.monitor_of(caller.namespace).poll((caller.workflow_id, caller.run_id))
+        if state.status is RunStatus.CLOSED:
             return None
-        if look.fate is RunStatus.RESET:
-            return dataclasses.replace(caller, run_id=look.open_run_id, event_id=0)
+        if state.status is RunStatus.RESET:
+            return dataclasses.replace(caller, run_id=state.open_run_id, event_id=0)
         return caller
 
-    async def try_acquire(self, call: Acquire) -> Permit | None:
+    async def try_acquire(self, call: AcquireInput) -> Permit | None:
         """Acquires a permit if one is free and nobody waits, and keeps it for the caller.
 
         Raises:
@@ -80,7 +80,7 @@ class CallerPermits:
             await self._keep(permit, call, terms_of(call))
         return permit
 
-    async def adopt(self, call: Adopt) -> Permit:
+    async def adopt(self, call: AdoptInput) -> Permit:
         """Takes a permit over for a caller.
 
         Raises:
@@ -90,11 +90,11 @@ class CallerPermits:
         limits.checked_permit(call.permit, call.permit.resource)
         owner = limits.shortened(caller.workflow_id, limits.OWNER_BYTES_MAX) if caller else call.permit.owner
         permit = dataclasses.replace(call.permit, owner=owner)
-        terms = Terms(permit.resource, permit.capacity, permit.lease_ms)
+        terms = ResourceTerms(permit.resource, permit.capacity, permit.lease_ms)
         resource = relay.tickets.resource(permit.resource)
         record = _record(permit, call, terms)
-        known = await relay.claim(record)
-        same = None not in (known.caller, caller) and _workflow(known.caller) == _workflow(caller)
+        stored = await relay.claim(record)
+        same = None not in (stored.caller, caller) and _workflow(stored.caller) == _workflow(caller)
         adopted = await relay.tickets.adopt(
             *(resource, permit.ticket, permit.fence, record.request, permit.lease_ms),
             refence=not same if call.refence is None else call.refence,
@@ -102,10 +102,10 @@ class CallerPermits:
             label=record.label,
         )
         if adopted is None:
-            if known.request == record.request:
+            if stored.request == record.request:
                 await relay.registry.drop(record.id)
             else:  # the record is of whoever holds the permit now, and is this relay's since the claim
-                relay.track(tracker_for(relay, known))
+                relay.track(tracker_for(relay, stored))
             raise lease_lost(permit.resource, permit.ticket, permit.fence, GONE)
         fence, granted_at_ms, expires_at_ms, weight, capacity, _ = adopted
         permit = dataclasses.replace(
@@ -122,9 +122,9 @@ class CallerPermits:
             await self._keep(permit, call, terms)
         return permit
 
-    async def release(self, call: Release) -> bool:
+    async def release(self, call: ReleaseInput) -> bool:
         """Releases a permit; without a fence, ends the wait for it too."""
-        relay, workflow_id = self._relay, waiting_id(call.resource, call.ticket)
+        relay, workflow_id = self._relay, waiting_workflow_id(call.resource, call.ticket)
         record_id = digest(call.resource, call.ticket, workflow_id)
         resource = relay.tickets.resource(call.resource)
         if call.fence is None:
@@ -135,13 +135,13 @@ class CallerPermits:
                     raise
         elif not await relay.tickets.check(resource, call.ticket, call.fence):
             return False
-        known = relay.trackers.get(record_id)
-        if known is not None:
-            relay.forget(known)
-        await relay.registry.drop(record_id, anyones=True)
-        return await self._freed(call)
+        tracker = relay.trackers.get(record_id)
+        if tracker is not None:
+            relay.forget(tracker)
+        await relay.registry.drop(record_id, any_owner=True)
+        return await self._release_all(call)
 
-    async def _freed(self, call: Release) -> bool:
+    async def _release_all(self, call: ReleaseInput) -> bool:
         relay = self._relay
         freed, more = False, True
         while more:
@@ -153,22 +153,22 @@ class CallerPermits:
             freed = freed or released
         return freed
 
-    async def _keep(self, permit: Permit, call: Acquire | Adopt, terms: Terms) -> None:
+    async def _keep(self, permit: Permit, call: AcquireInput | AdoptInput, terms: ResourceTerms) -> None:
         """Has the relays renew a permit while its caller is open."""
         record = _record(permit, call, terms)
         await self._relay.claim(record)
-        await self._relay.registry.put(record)
+        await self._relay.registry.save(record)
         self._relay.track(tracker_for(self._relay, record))
 
 
-def _record(permit: Permit, call: Acquire | Adopt, terms: Terms) -> TicketRecord:
+def _record(permit: Permit, call: AcquireInput | AdoptInput, terms: ResourceTerms) -> TicketRecord:
     """The record of a permit that its caller has: no workflow waits for it."""
     run_id = call.caller.run_id if call.caller else ""
     return TicketRecord(
         terms,
         permit.ticket,
         digest(permit.resource, permit.ticket, run_id, "nexus"),
-        *(waiting_id(permit.resource, permit.ticket), "", "", 0, "", ""),
+        *(waiting_workflow_id(permit.resource, permit.ticket), "", "", 0, "", ""),
         label(permit.owner, permit.metadata, permit.key or ""),
         permit.owner,
         weight=permit.weight,

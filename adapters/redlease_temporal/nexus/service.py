@@ -28,20 +28,20 @@ from redlease_temporal.backends.redis.relay import Relay
 from redlease_temporal.backends.redis.requests import Requests
 from redlease_temporal.errors import failure
 from redlease_temporal.payloads import nexus as calls
-from redlease_temporal.payloads.locks import Inspecting, Terms
+from redlease_temporal.payloads.locks import InspectCall, ResourceTerms
 
-from .callers import CallerPermits, linked, waiting_id
+from .callers import CallerPermits, caller_from_links, waiting_workflow_id
 
 T = TypeVar("T")
 
-ANSWER_S = 5.0  # how long an operation waits for Redis: the server allows a handler ten seconds
+OPERATION_TIMEOUT_S = 5.0  # how long an operation waits for Redis: the server allows a handler ten seconds
 ANY_LEASE_MS = 30_000  # of terms that declare nothing
 
 
-async def answered(work: Awaitable[T]) -> T:
+async def with_operation_errors(work: Awaitable[T]) -> T:
     """Awaits the work; raises its error as that of a Nexus operation, which the server retries if it may."""
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(OPERATION_TIMEOUT_S):
             return await work
     except (Unavailable, TimeoutError) as error:
         if isinstance(error, AcquireTimeout):
@@ -56,7 +56,7 @@ def refuse(error: Exception) -> NoReturn:
     raise OperationError(str(error), state=OperationErrorState.FAILED) from failure(error)
 
 
-class AcquireHandler(OperationHandler[calls.Acquire, Permit]):
+class AcquireHandler(OperationHandler[calls.AcquireInput, Permit]):
     """Grants at once where that is possible, else by a workflow that waits."""
 
     def __init__(self, relay: Callable[[], Relay]) -> None:
@@ -65,11 +65,11 @@ class AcquireHandler(OperationHandler[calls.Acquire, Permit]):
     async def start(
         self,
         ctx: StartOperationContext,
-        input: calls.Acquire,  # noqa: A002
+        input: calls.AcquireInput,  # noqa: A002
     ) -> StartOperationResultSync[Permit] | StartOperationResultAsync:
         """Tries, and if there is nothing free starts the workflow that waits."""
         permits = CallerPermits(self._relay())
-        call, permit = await answered(tried(permits, ctx, input))
+        call, permit = await with_operation_errors(try_acquire_for(permits, ctx, input))
         if permit is not None:
             return StartOperationResultSync(permit)
         if call.timeout_ms is not None and call.timeout_ms <= 0:
@@ -79,7 +79,7 @@ class AcquireHandler(OperationHandler[calls.Acquire, Permit]):
         handle = await nexus.WorkflowRunOperationContext(**fields).start_workflow(
             calls.ACQUIRE_WORKFLOW,
             call,
-            id=waiting_id(call.resource, call.ticket),
+            id=waiting_workflow_id(call.resource, call.ticket),
             result_type=Permit,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"waiting for {call.resource}",
@@ -96,17 +96,19 @@ class AcquireHandler(OperationHandler[calls.Acquire, Permit]):
                 raise
 
 
-async def tried(
-    permits: CallerPermits, ctx: StartOperationContext, given: calls.Acquire
-) -> tuple[calls.Acquire, Permit | None]:
+async def try_acquire_for(
+    permits: CallerPermits, ctx: StartOperationContext, asked: calls.AcquireInput
+) -> tuple[calls.AcquireInput, Permit | None]:
     """The call with what it leaves to the service, and its permit if one was free."""
-    call = await identified(permits, ctx, given)
+    call = await with_caller(permits, ctx, asked)
     return call, await permits.try_acquire(call)
 
 
-async def identified(permits: CallerPermits, ctx: StartOperationContext, call: calls.Acquire) -> calls.Acquire:
+async def with_caller(
+    permits: CallerPermits, ctx: StartOperationContext, call: calls.AcquireInput
+) -> calls.AcquireInput:
     """The call with its ticket, and with the run that is to have the permit."""
-    caller = await permits.found(call.caller or linked(ctx.inbound_links))
+    caller = await permits.open_caller(call.caller or caller_from_links(ctx.inbound_links))
     keep = call.keep and caller is not None
     return dataclasses.replace(call, ticket=call.ticket or ctx.request_id, keep=keep, caller=caller)
 
@@ -123,51 +125,51 @@ class LockServiceHandler:
         self._relay = relay
 
     @operation_handler
-    def acquire(self) -> OperationHandler[calls.Acquire, Permit]:
+    def acquire(self) -> OperationHandler[calls.AcquireInput, Permit]:
         """Completes when the permit is granted."""
         return AcquireHandler(self._relay)
 
     @sync_operation
-    async def try_acquire(self, ctx: StartOperationContext, input: calls.Acquire) -> calls.Tried:  # noqa: A002
+    async def try_acquire(self, ctx: StartOperationContext, input: calls.AcquireInput) -> calls.TryAcquireResult:  # noqa: A002
         """Acquires a permit if one is free and nobody waits."""
         permits = CallerPermits(self._relay())
-        _, permit = await answered(tried(permits, ctx, input))
-        return calls.Tried(permit)
+        _, permit = await with_operation_errors(try_acquire_for(permits, ctx, input))
+        return calls.TryAcquireResult(permit)
 
     @sync_operation
-    async def renew(self, ctx: StartOperationContext, input: calls.Renew) -> Permit:  # noqa: A002, ARG002
+    async def renew(self, ctx: StartOperationContext, input: calls.RenewInput) -> Permit:  # noqa: A002, ARG002
         """Renews a permit."""
         permit = input.permit
-        pool = self._relay().semaphore(Terms(permit.resource, permit.capacity, permit.lease_ms))
+        pool = self._relay().semaphore(ResourceTerms(permit.resource, permit.capacity, permit.lease_ms))
         lease_ms = permit.lease_ms if input.lease_ms is None else input.lease_ms
-        return await answered(pool.renew(permit, lease=lease_ms / 1000))
+        return await with_operation_errors(pool.renew(permit, lease=lease_ms / 1000))
 
     @sync_operation
-    async def release(self, ctx: StartOperationContext, input: calls.Release) -> calls.Released:  # noqa: A002, ARG002
+    async def release(self, ctx: StartOperationContext, input: calls.ReleaseInput) -> calls.ReleaseResult:  # noqa: A002, ARG002
         """Releases a permit, or ends the wait for it."""
-        return calls.Released(await answered(CallerPermits(self._relay()).release(input)))
+        return calls.ReleaseResult(await with_operation_errors(CallerPermits(self._relay()).release(input)))
 
     @sync_operation
-    async def adopt(self, ctx: StartOperationContext, input: calls.Adopt) -> Permit:  # noqa: A002
+    async def adopt(self, ctx: StartOperationContext, input: calls.AdoptInput) -> Permit:  # noqa: A002
         """Takes a permit over for the caller's run."""
         permits = CallerPermits(self._relay())
 
         async def adopted() -> Permit:
-            caller = await permits.found(input.caller or linked(ctx.inbound_links))
+            caller = await permits.open_caller(input.caller or caller_from_links(ctx.inbound_links))
             # The caller knows the permit already, whether or not this answer reaches it.
             caller = caller and dataclasses.replace(caller, event_id=0)
             return await permits.adopt(dataclasses.replace(input, caller=caller))
 
-        return await answered(adopted())
+        return await with_operation_errors(adopted())
 
     @sync_operation
-    async def check(self, ctx: StartOperationContext, input: calls.Check) -> calls.Checked:  # noqa: A002, ARG002
+    async def check(self, ctx: StartOperationContext, input: calls.CheckInput) -> calls.CheckResult:  # noqa: A002, ARG002
         """Tells whether a permit is held."""
         held = Requests(self._relay()).held(input.resource, input.ticket, input.fence)
-        return calls.Checked(await answered(held))
+        return calls.CheckResult(await with_operation_errors(held))
 
     @sync_operation
-    async def inspect(self, ctx: StartOperationContext, input: calls.Inspect) -> Snapshot:  # noqa: A002, ARG002
+    async def inspect(self, ctx: StartOperationContext, input: calls.InspectInput) -> Snapshot:  # noqa: A002, ARG002
         """Shows who holds and who waits."""
-        asked = Inspecting(Terms(input.resource, 1, ANY_LEASE_MS), input.limit)
-        return await answered(Requests(self._relay()).inspect(asked))
+        call = InspectCall(ResourceTerms(input.resource, 1, ANY_LEASE_MS), input.limit)
+        return await with_operation_errors(Requests(self._relay()).inspect(call))

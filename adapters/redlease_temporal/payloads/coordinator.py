@@ -11,7 +11,7 @@ from redlease import limits
 from redlease.limits import Full, WhenFull
 from redlease.models import Permit
 
-from .locks import OnClose, Terms
+from .locks import OnClose, ResourceTerms
 
 WORKFLOW = "redlease.Coordinator"
 
@@ -23,7 +23,7 @@ ADOPT = "redlease.coordinator.adopt"
 CHECK = "redlease.coordinator.check"
 INSPECT = "redlease.coordinator.inspect"
 POSITION = "redlease.coordinator.position"
-LOOK = "redlease.look"
+POLL = "redlease.look"
 
 
 def workflow_id_of(resource: str) -> str:
@@ -46,7 +46,7 @@ class Requester:
 
 
 @dataclass(frozen=True)
-class Request:
+class CoordinatorRequest:
     """One acquire request.
 
     Attributes:
@@ -58,7 +58,7 @@ class Request:
         full: What it does if it cannot be granted at once; a holder that it replaces has `grace_ms` to end.
     """
 
-    terms: Terms
+    terms: ResourceTerms
     ticket: str
     requester: Requester
     weight: int = 1
@@ -123,24 +123,24 @@ class Adoption:
     refence: bool | None = None
 
 
-def fault_of(said: Request | Renewal | Adoption) -> str:
+def invalid_reason(message: CoordinatorRequest | Renewal | Adoption) -> str:
     """An error message for invalid content of a signal; empty if it is valid.
 
     The library checks its own calls where they are made. This check is for signals sent by hand: a lease that ends in a
     thousand years would otherwise fail the workflow task again and again, for every user of the resource.
     """
     try:
-        if isinstance(said, Request):
-            limits.checked_count("capacity", said.terms.capacity)
-            limits.checked_count("weight", said.weight)
-            limits.checked_share(said.share, said.key or None)
-            if said.terms.per_key is not None:
-                limits.checked_count("per_key", said.terms.per_key, 0)
+        if isinstance(message, CoordinatorRequest):
+            limits.checked_count("capacity", message.terms.capacity)
+            limits.checked_count("weight", message.weight)
+            limits.checked_share(message.share, message.key or None)
+            if message.terms.per_key is not None:
+                limits.checked_count("per_key", message.terms.per_key, 0)
         spans = {
-            "lease_ms": said.terms.lease_ms if isinstance(said, Request) else said.lease_ms,
-            "max_hold_ms": None if isinstance(said, Renewal) else said.max_hold_ms,
-            "timeout_ms": said.timeout_ms if isinstance(said, Request) else None,
-            "grace_ms": said.grace_ms if isinstance(said, Request) else None,
+            "lease_ms": message.terms.lease_ms if isinstance(message, CoordinatorRequest) else message.lease_ms,
+            "max_hold_ms": None if isinstance(message, Renewal) else message.max_hold_ms,
+            "timeout_ms": message.timeout_ms if isinstance(message, CoordinatorRequest) else None,
+            "grace_ms": message.grace_ms if isinstance(message, CoordinatorRequest) else None,
         }
         for name, span_ms in spans.items():
             least_ms = limits.LEASE_MS_MIN if name == "lease_ms" else 0
@@ -161,7 +161,7 @@ class Confirmed:
 
 
 @dataclass(frozen=True)
-class Owner:
+class RunToPoll:
     """A run to look at."""
 
     workflow_id: str
@@ -169,7 +169,7 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunStatusReply:
     """The status of a run, a value of `RunStatus`, and the run that is open now."""
 
     fate: str
@@ -177,17 +177,17 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Call:
+class CoordinatorCall:
     """A signal for the coordinator of a resource, from workflow code."""
 
-    terms: Terms
+    terms: ResourceTerms
     release: Release | None = None
     renewal: Renewal | None = None
     adoption: Adoption | None = None
 
 
 @dataclass(frozen=True)
-class Found:
+class PermitReply:
     """The answer to a query: the permit, if it is held."""
 
     permit: Permit | None = None

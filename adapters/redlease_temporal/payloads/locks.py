@@ -45,7 +45,7 @@ LOST_SIGNAL = "redlease.lost"
 GRANTED_SIGNAL = "redlease.granted"
 REFUSED_SIGNAL = "redlease.refused"
 CONFIRM_SIGNAL = "redlease.confirm"
-FREE_SIGNAL = "redlease.free"
+OFFER_SIGNAL = "redlease.free"
 HEADER = "redlease"
 
 # The shapes of the commands of an acquire: workflow code continues with the shape in its history.
@@ -108,7 +108,7 @@ def turn_of(priority: Priority) -> tuple[str, float]:
 
 
 @dataclass(frozen=True)
-class Terms:
+class ResourceTerms:
     """What a primitive declares about its resource.
 
     Attributes:
@@ -170,7 +170,7 @@ class AcquireCall:
         settles: Whether it is not to be made while a release of its run is still to be carried out.
     """
 
-    terms: Terms
+    terms: ResourceTerms
     ticket: str
     chain: str
     event_id: int
@@ -208,7 +208,7 @@ class AcquireStatus:
 
 
 @dataclass(frozen=True)
-class Granted:
+class GrantedSignal:
     """The signal of a grant.
 
     Attributes:
@@ -222,7 +222,7 @@ class Granted:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedSignal:
     """The signal of a refusal."""
 
     request: str
@@ -231,7 +231,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Confirm:
+class ConfirmSignal:
     """Asks a run after a reset whether it holds what the old run held."""
 
     resource: str
@@ -251,7 +251,7 @@ class ReleaseCall:
         event_id: The history length at the release: the marker comes later.
     """
 
-    terms: Terms
+    terms: ResourceTerms
     ticket: str
     fence: int | None = None
     asked: str = ""
@@ -262,7 +262,7 @@ class ReleaseCall:
 
 
 @dataclass(frozen=True)
-class Released:
+class ReleaseResult:
     """Whether a permit or queue entry was removed. `pending`: Redis did not answer, so a retry must follow."""
 
     released: bool
@@ -273,7 +273,7 @@ class Released:
 class RenewCall:
     """Renews a permit for a lease of that length."""
 
-    terms: Terms
+    terms: ResourceTerms
     permit: Permit
     lease_ms: int
 
@@ -287,7 +287,7 @@ class AdoptCall:
         resumes: The run was reset, and its history has the grant.
     """
 
-    terms: Terms
+    terms: ResourceTerms
     permit: Permit
     wish: AcquireCall
     refence: bool | None = None
@@ -298,38 +298,38 @@ class AdoptCall:
 class DowngradeCall:
     """Gives back all but one unit of a permit."""
 
-    terms: Terms
+    terms: ResourceTerms
     ticket: str
     fence: int
 
 
 @dataclass(frozen=True)
-class Checking:
+class CheckCall:
     """Asks whether a permit is held."""
 
-    terms: Terms
+    terms: ResourceTerms
     ticket: str
     fence: int
 
 
 @dataclass(frozen=True)
-class Placing:
+class PositionCall:
     """Asks where a ticket stands in the queue."""
 
-    terms: Terms
+    terms: ResourceTerms
     ticket: str
 
 
 @dataclass(frozen=True)
-class Inspecting:
+class InspectCall:
     """Asks for the state of a resource."""
 
-    terms: Terms
+    terms: ResourceTerms
     limit: int
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostSignal:
     """The signal of a lost permit. `replaced`: a newer request waits until it is given back, or its grace has ended."""
 
     resource: str
@@ -340,17 +340,17 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Guard:
+class PermitHeader:
     """A permit that must be held for an activity to start.
 
     Attributes:
-        kept_by: The workflow that keeps it; empty if Redis does.
+        resource_workflow: The workflow that keeps it; empty if Redis does.
     """
 
     resource: str
     ticket: str
     fence: int
-    kept_by: str = ""
+    resource_workflow: str = ""
 
     @property
     def names(self) -> tuple[str, str, int]:
@@ -360,4 +360,4 @@ class Guard:
     def texts(self) -> list[str | int]:
         """The guard's values for a header."""
         texts: list[str | int] = [self.resource, self.ticket, self.fence]
-        return [*texts, self.kept_by] if self.kept_by else texts
+        return [*texts, self.resource_workflow] if self.resource_workflow else texts

@@ -20,7 +20,7 @@ ACQUIRE_WORKFLOW = "redlease.acquire"
 
 
 @dataclass(frozen=True)
-class Acquire:
+class AcquireInput:
     """Asks for a permit.
 
     Attributes:
@@ -67,14 +67,14 @@ class Acquire:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TryAcquireResult:
     """The outcome of `try_acquire`: a permit, or null if none is free."""
 
     permit: Permit | None = None
 
 
 @dataclass(frozen=True)
-class Renew:
+class RenewInput:
     """Renews a permit for a lease of that length; null for the length that it has."""
 
     permit: Permit
@@ -82,7 +82,7 @@ class Renew:
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseInput:
     """Releases a permit; without a fence, whatever the ticket holds or waits for."""
 
     resource: str
@@ -91,14 +91,14 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Released:
+class ReleaseResult:
     """Whether it was held, or queued, until now."""
 
     released: bool
 
 
 @dataclass(frozen=True)
-class Adopt:
+class AdoptInput:
     """Takes a permit over for the caller's run.
 
     Attributes:
@@ -114,7 +114,7 @@ class Adopt:
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckInput:
     """Asks whether a permit is held, under its fence."""
 
     resource: str
@@ -123,14 +123,14 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """Whether it is held now."""
 
     held: bool
 
 
 @dataclass(frozen=True)
-class Inspect:
+class InspectInput:
     """Asks for the state of a resource, with at most so many holders and waiters."""
 
     resource: str
@@ -141,10 +141,10 @@ class Inspect:
 class LockService:
     """The operations of the service."""
 
-    acquire: nexusrpc.Operation[Acquire, Permit]
-    try_acquire: nexusrpc.Operation[Acquire, Tried]
-    renew: nexusrpc.Operation[Renew, Permit]
-    release: nexusrpc.Operation[Release, Released]
-    adopt: nexusrpc.Operation[Adopt, Permit]
-    check: nexusrpc.Operation[Check, Checked]
-    inspect: nexusrpc.Operation[Inspect, Snapshot]
+    acquire: nexusrpc.Operation[AcquireInput, Permit]
+    try_acquire: nexusrpc.Operation[AcquireInput, TryAcquireResult]
+    renew: nexusrpc.Operation[RenewInput, Permit]
+    release: nexusrpc.Operation[ReleaseInput, ReleaseResult]
+    adopt: nexusrpc.Operation[AdoptInput, Permit]
+    check: nexusrpc.Operation[CheckInput, CheckResult]
+    inspect: nexusrpc.Operation[InspectInput, Snapshot]

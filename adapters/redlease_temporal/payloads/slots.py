@@ -11,7 +11,7 @@ from datetime import timedelta
 from redlease.models import Permit
 
 from .coordinator import Adoption, Release, Renewal, Requester
-from .locks import OnClose, Terms
+from .locks import OnClose, ResourceTerms
 
 WORKFLOW = "redlease.Slot"
 MEMO = "redlease"  # the key of a `SlotMemo` in a slot's memo
@@ -26,7 +26,7 @@ ADOPT = "redlease.slots.adopt"
 CHECK = "redlease.slots.check"
 INSPECT = "redlease.slots.inspect"
 IDLE = "redlease.slots.idle"
-TELL = "redlease.slots.tell"
+NOTIFY = "redlease.slots.tell"
 
 # Keys in a permit's metadata.
 SLOT, RUN = "redlease.slot", "redlease.run"
@@ -60,7 +60,7 @@ class SlotMemo:
         permit: The permit, if it has changed since the slot was started.
     """
 
-    terms: Terms
+    terms: ResourceTerms
     slot: int
     ticket: str
     floor: int = 0
@@ -127,7 +127,7 @@ class SlotInput:
 
 
 @dataclass(frozen=True)
-class Line:
+class SlotLine:
     """Runs that join the line of a slot, in this order."""
 
     waiters: list[SlotWaiter]
@@ -166,7 +166,7 @@ class SlotHandover:
 
 
 @dataclass(frozen=True)
-class Ended:
+class SlotEnd:
     """How a slot ended. `call`: the call that released it."""
 
     how: str
@@ -174,7 +174,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class LineUp:
+class JoinLine:
     """A run asks to join the line of the first of these slots, unless one of them is free.
 
     `hint`: whether to inform the other slots, or only to check them.
@@ -187,7 +187,7 @@ class LineUp:
 
 
 @dataclass(frozen=True)
-class Slots:
+class SlotNumbers:
     """Slots to check."""
 
     resource: str
@@ -195,7 +195,7 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedSlot:
     """A slot that was started by a run which, for this request, waited in the line of the slot `left`."""
 
     resource: str
@@ -210,7 +210,7 @@ class Started:
 class SlotCall:
     """A call to the slot that has a ticket; `slot` None: find it."""
 
-    terms: Terms
+    terms: ResourceTerms
     slot: int | None = None
     release: Release | None = None
     renewal: Renewal | None = None

@@ -20,12 +20,12 @@ from redlease_temporal.errors import LeaseLost, failure
 from redlease_temporal.exclusive.attempts import Attempts
 from redlease_temporal.exclusive.decorator import attempts_here
 from redlease_temporal.payloads import locks
-from redlease_temporal.workflow_side.run import read_guards
+from redlease_temporal.workflow_side.run import read_permit_headers
 
 from .permit_check import PermitChecks
 
 
-class GuardedActivities(ActivityInboundInterceptor):
+class PermitCheckInterceptor(ActivityInboundInterceptor):
     """Runs an activity only if the permits that guarded its start are still held."""
 
     def __init__(
@@ -40,26 +40,26 @@ class GuardedActivities(ActivityInboundInterceptor):
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002
         attempts_here.set(self._attempts)
-        guards = read_guards(input.headers)
-        if guards:
-            await asyncio.gather(*(self._check(guard) for guard in guards))
+        permit_headers = read_permit_headers(input.headers)
+        if permit_headers:
+            await asyncio.gather(*(self._check(permit_header) for permit_header in permit_headers))
         return await self.next.execute_activity(input)
 
-    async def _check(self, guard: locks.Guard) -> None:
+    async def _check(self, permit_header: locks.PermitHeader) -> None:
         try:
-            held = await self._held(guard)
+            held = await self._held(permit_header)
         except RedleaseError as error:
             raise failure(error, retryable=True) from error
         if not held:
             raise ApplicationError(
-                f"resource {guard.resource!r}: the permit (fence {guard.fence}) that activity "
+                f"resource {permit_header.resource!r}: the permit (fence {permit_header.fence}) that activity "
                 f"{activity.info().activity_type!r} was begun under is no longer held, so it did not run",
-                *(guard.resource, guard.ticket),
+                *(permit_header.resource, permit_header.ticket),
                 type=LeaseLost.__name__,
                 non_retryable=True,
             )
 
-    async def _held(self, guard: locks.Guard) -> bool:
-        if guard.kept_by:
-            return await self._checks.has(guard)
-        return await Requests(self._relay()).held(guard.resource, guard.ticket, guard.fence)
+    async def _held(self, permit_header: locks.PermitHeader) -> bool:
+        if permit_header.resource_workflow:
+            return await self._checks.has(permit_header)
+        return await Requests(self._relay()).held(permit_header.resource, permit_header.ticket, permit_header.fence)

@@ -13,7 +13,7 @@ from temporalio.client import Client
 from redlease_temporal.backends.coordinator.activities import CoordinatorActivities
 from redlease_temporal.backends.slots.activities import SlotActivities
 from redlease_temporal.payloads.coordinator import workflow_id_of
-from redlease_temporal.payloads.locks import Guard
+from redlease_temporal.payloads.locks import PermitHeader
 
 Names = tuple[str, int]  # ticket and fence
 
@@ -27,17 +27,19 @@ class PermitChecks:
         self._waiting: dict[str, dict[Names, asyncio.Future[bool]]] = {}  # the checks for the next query, by resource
         self._asking: dict[str, asyncio.Task[None]] = {}
 
-    async def has(self, guard: Guard) -> bool:
+    async def has(self, permit_header: PermitHeader) -> bool:
         """Whether the permit that guards an activity is held now, as known after the call.
 
         Raises:
             Unavailable: The server did not answer in time.
         """
-        resource = guard.resource
-        if guard.kept_by != workflow_id_of(resource):
-            return await self._slots.has(guard)
+        resource = permit_header.resource
+        if permit_header.resource_workflow != workflow_id_of(resource):
+            return await self._slots.has(permit_header)
         waiting = self._waiting.setdefault(resource, {})
-        answer = waiting.setdefault((guard.ticket, guard.fence), asyncio.get_running_loop().create_future())
+        answer = waiting.setdefault(
+            (permit_header.ticket, permit_header.fence), asyncio.get_running_loop().create_future()
+        )
         if resource not in self._asking:
             self._asking[resource] = asyncio.create_task(self._ask(resource))
         return await asyncio.shield(answer)

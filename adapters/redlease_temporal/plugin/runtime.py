@@ -12,11 +12,11 @@ from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from redlease_temporal.admission.activities import AdmissionActivities
-from redlease_temporal.admission.place_workflow import PlaceWorkflow
-from redlease_temporal.admission.redis_tracker import PlaceTracker
-from redlease_temporal.admission.slot_places import SlotAdmission
-from redlease_temporal.backends.coordinator.activities import CoordinatorActivities, Looking
-from redlease_temporal.backends.coordinator.contended import Contended
+from redlease_temporal.admission.redis_tracker import AdmissionTracker
+from redlease_temporal.admission.slot_admission import SlotAdmission
+from redlease_temporal.admission.slot_workflow import AdmissionSlotWorkflow
+from redlease_temporal.backends.coordinator.activities import CoordinatorActivities, StatusActivities
+from redlease_temporal.backends.coordinator.contended import ContendedHolders
 from redlease_temporal.backends.coordinator.workflow import Coordinator
 from redlease_temporal.backends.redis.activities import RedisActivities
 from redlease_temporal.backends.redis.caller_tracker import tracker_for
@@ -27,19 +27,19 @@ from redlease_temporal.backends.slots.notifier import SlotNotifier
 from redlease_temporal.backends.slots.workflow import Slot
 from redlease_temporal.common.run_monitor import RunMonitor
 from redlease_temporal.common.settings import Settings
-from redlease_temporal.errors import misused
+from redlease_temporal.errors import usage_error
 from redlease_temporal.exclusive.attempts import Attempts
 from redlease_temporal.sequence.workflow import SequenceWorkflow
 
 from .permit_check import PermitChecks
-from .workflow_interceptor import KeeperInterceptor
+from .workflow_interceptor import ResourceWorkflowInterceptor
 
 INTERNAL_STICKY = timedelta(seconds=2)  # how long a dead worker delays the tasks of the workflows it had cached
 INTERNAL_POLLS = 4  # pollers of the internal worker: few, as its tasks are short
 LIBRARY_WORKFLOWS: list[type] = [
     Coordinator,
     Slot,
-    PlaceWorkflow,
+    AdmissionSlotWorkflow,
     SequenceWorkflow,
 ]  # they run on the internal worker, never on a user's
 
@@ -62,7 +62,7 @@ class Runtime:
         self._starting: asyncio.Lock
         self._relay: Relay | None = None
         self._monitor: RunMonitor
-        self._around: contextlib.AsyncExitStack
+        self._permit_headers: contextlib.AsyncExitStack
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -80,24 +80,24 @@ class Runtime:
             async with self._starting:
                 self._users -= 1
                 if self._users == 0:
-                    await self._around.aclose()
+                    await self._permit_headers.aclose()
 
     async def _start(self) -> None:
-        self._monitor = RunMonitor(self.temporal, self.settings.looks_per_second)
+        self._monitor = RunMonitor(self.temporal, self.settings.polls_per_second)
         async with contextlib.AsyncExitStack() as stack:
             monitor = asyncio.create_task(self._monitor.run(), name="redlease looks at workflow runs")
-            stack.push_async_callback(_ended, monitor)
+            stack.push_async_callback(_cancel_and_wait, monitor)
             if self.settings.make_client is not None:
-                self._relay = await Relay.made(self.temporal, self.settings, self._monitor, tracker_of)
+                self._relay = await Relay.create(self.temporal, self.settings, self._monitor, tracker_of)
                 stack.callback(self.attempts.close)
                 await stack.enter_async_context(self._relay.running())
             await stack.enter_async_context(self._internal_worker())
-            self._around = stack.pop_all()
+            self._permit_headers = stack.pop_all()
 
     @contextlib.asynccontextmanager
     async def _internal_worker(self) -> AsyncIterator[None]:
         notifier, slots = SlotNotifier(self.temporal), SlotActivities(self.temporal)
-        contended = Contended(self.temporal, self._monitor)
+        contended = ContendedHolders(self.temporal, self._monitor)
         worker = Worker(
             self.temporal,
             task_queue=self.settings.task_queue_of(self.temporal),
@@ -105,11 +105,11 @@ class Runtime:
             activities=[
                 *RedisActivities(self.relay).remote,
                 *AdmissionActivities(self.relay, self.slots).remote,
-                Looking(self._monitor).look,
+                StatusActivities(self._monitor).poll,
                 slots.idle,
-                notifier.tell,
+                notifier.notify,
             ],
-            interceptors=[KeeperInterceptor(contended)],
+            interceptors=[ResourceWorkflowInterceptor(contended)],
             # The library's workflows are known to be deterministic; a sandbox would only slow down their start.
             workflow_runner=UnsandboxedWorkflowRunner(),
             max_concurrent_workflow_task_polls=INTERNAL_POLLS,
@@ -136,7 +136,7 @@ class Runtime:
                 "redlease: the plugin was given no Redis, which backend='redis', @exclusive and @concurrency need: "
                 "RedleasePlugin('redis://...'), or take backend='coordinator' or 'slots'"
             )
-            raise misused(message)
+            raise usage_error(message)
         return self._relay
 
     def slots(self) -> SlotAdmission:
@@ -147,14 +147,14 @@ class Runtime:
         """A run of the workflow is about to close. May be called from the workflow's thread."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the runtime has ended
-                self._loop.call_soon_threadsafe(self._monitor.look_soon, (workflow_id, ""))
+                self._loop.call_soon_threadsafe(self._monitor.poll_soon, (workflow_id, ""))
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
 def tracker_of(relay: Relay, record: TicketRecord) -> Tracker:
     """Makes the tracker for a record: of a place, or of a ticket."""
-    return PlaceTracker(relay, record) if record.admission else tracker_for(relay, record)
+    return AdmissionTracker(relay, record) if record.admission else tracker_for(relay, record)

@@ -14,7 +14,7 @@ from temporalio.worker import (
 from redlease_temporal.workflow_side.metrics import ResourceLabel
 from redlease_temporal.workflow_side.run import Run
 
-from .activity_interceptor import GuardedActivities
+from .activity_interceptor import PermitCheckInterceptor
 from .runtime import Runtime
 from .workflow_interceptor import LockedWorkflow
 
@@ -30,7 +30,7 @@ class WorkerInterceptor(Interceptor):
         # The SDK constructs one per workflow with its own arguments only, so these are class attributes.
         members = {
             "new_run": staticmethod(new_run),
-            "closing": staticmethod(_nobody if runtime is None else runtime.closing),
+            "closing": staticmethod(_ignore if runtime is None else runtime.closing),
         }
         self._workflow_class = type("LockedWorkflow", (LockedWorkflow,), members)
 
@@ -38,12 +38,12 @@ class WorkerInterceptor(Interceptor):
         return (
             next
             if self.runtime is None
-            else GuardedActivities(next, self.runtime.checks, self.runtime.attempts, self.runtime.relay)
+            else PermitCheckInterceptor(next, self.runtime.checks, self.runtime.attempts, self.runtime.relay)
         )
 
     def workflow_interceptor_class(self, _: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:
         return self._workflow_class
 
 
-def _nobody(_: str) -> None:
+def _ignore(_: str) -> None:
     """Stands in for `Runtime.closing` in a replay."""

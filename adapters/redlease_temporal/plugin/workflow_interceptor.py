@@ -26,16 +26,23 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
-from redlease_temporal.admission.rule import Readmission, admit, rule_of, start_within, wanted
-from redlease_temporal.backends.coordinator.contended import Contended
+from redlease_temporal.admission.rule import Readmission, admission_request, admit, rule_of, start_within
+from redlease_temporal.backends.coordinator.contended import ContendedHolders
 from redlease_temporal.backends.coordinator.workflow import Coordinator
 from redlease_temporal.payloads import locks
 from redlease_temporal.payloads.slots import SlotOffer
-from redlease_temporal.workflow_side.run import Run, current, enter, fails_the_task, read_guards, with_guards
+from redlease_temporal.workflow_side.run import (
+    Run,
+    current,
+    enter,
+    fails_the_task,
+    read_permit_headers,
+    with_permit_headers,
+)
 
 T = TypeVar("T")
 
-OWN = "redlease."  # prefix of the names of the library's own activities and workflows
+LIBRARY_PREFIX = "redlease."  # prefix of the names of the library's own activities and workflows
 
 
 class LockedWorkflow(WorkflowInboundInterceptor):
@@ -46,14 +53,14 @@ class LockedWorkflow(WorkflowInboundInterceptor):
 
     def init(self, outbound: WorkflowOutboundInterceptor) -> None:
         self._run = self.new_run()
-        super().init(_Guarding(outbound))
+        super().init(_PermitHeaderInterceptor(outbound))
 
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002
-        self._run.inherited = read_guards(input.headers)
+        self._run.inherited = read_permit_headers(input.headers)
         enter(self._run)
         for name, (_, handle) in self._signals().items():
             workflow.set_signal_handler(name, handle)
-        self._notice_resets()
+        self._watch_resets()
         info = workflow.info()
         rule = rule_of(info.workflow_type)
         if rule is None:
@@ -71,12 +78,12 @@ class LockedWorkflow(WorkflowInboundInterceptor):
         readmission.raise_refusal()
         return result
 
-    def _notice_resets(self) -> None:
+    def _watch_resets(self) -> None:
         # The server gives a reset run another random seed, at the event from which it begins again.
         loop, context = asyncio.get_running_loop(), copy_context()
 
         def on_seed(_: int) -> None:
-            loop.call_soon(self._run.begin_again, context=context)
+            loop.call_soon(self._run.confirm_after_reset, context=context)
 
         workflow.register_random_seed_callback(on_seed)
 
@@ -97,22 +104,22 @@ class LockedWorkflow(WorkflowInboundInterceptor):
     async def handle_signal(self, input: HandleSignalInput) -> None:  # noqa: A002
         enter(self._run)
         # Until execute_workflow has set the handlers, a dynamic handler of the user's would receive these signals.
-        if input.signal in (own := self._signals()):
-            kind, handle = own[input.signal]
-            await heard(input.signal, _taken(handle, input.args, kind))
-        elif workflow.info().workflow_type.startswith(OWN):
-            await heard(input.signal, super().handle_signal(input))
+        if input.signal in (signals := self._signals()):
+            kind, handle = signals[input.signal]
+            await handle_or_drop(input.signal, _handle_payload(handle, input.args, kind))
+        elif workflow.info().workflow_type.startswith(LIBRARY_PREFIX):
+            await handle_or_drop(input.signal, super().handle_signal(input))
         else:
             await super().handle_signal(input)
 
     def _signals(self) -> dict[str, tuple[type, Callable[[Any], None]]]:
         run = self._run
         return {
-            locks.LOST_SIGNAL: (locks.Lost, run.on_lost),
-            locks.GRANTED_SIGNAL: (locks.Granted, run.on_granted),
-            locks.REFUSED_SIGNAL: (locks.Refused, run.mailbox.on_refused),
-            locks.CONFIRM_SIGNAL: (locks.Confirm, run.mailbox.on_confirm),
-            locks.FREE_SIGNAL: (SlotOffer, run.mailbox.on_free),
+            locks.LOST_SIGNAL: (locks.LostSignal, run.on_lost),
+            locks.GRANTED_SIGNAL: (locks.GrantedSignal, run.on_granted),
+            locks.REFUSED_SIGNAL: (locks.RefusedSignal, run.mailbox.on_refused),
+            locks.CONFIRM_SIGNAL: (locks.ConfirmSignal, run.mailbox.on_confirm),
+            locks.OFFER_SIGNAL: (SlotOffer, run.mailbox.on_offer),
         }
 
     async def handle_update_handler(self, input: HandleUpdateInput) -> Any:  # noqa: A002
@@ -120,7 +127,7 @@ class LockedWorkflow(WorkflowInboundInterceptor):
         return await super().handle_update_handler(input)
 
 
-async def heard(name: str, handling: Awaitable[None]) -> None:
+async def handle_or_drop(name: str, handling: Awaitable[None]) -> None:
     """Handles a signal of the library's own; logs and drops one that cannot be handled.
 
     Anybody may send such a signal by hand with missing or wrong arguments. An error in its handler would fail the
@@ -132,34 +139,34 @@ async def heard(name: str, handling: Awaitable[None]) -> None:
         workflow.logger.exception("signal %r cannot be carried out as it was sent: dropping the signal", name)
 
 
-async def _taken(handle: Callable[[Any], None], args: Sequence[Any], kind: type) -> None:
-    handle(_said(args, kind))
+async def _handle_payload(handle: Callable[[Any], None], args: Sequence[Any], kind: type) -> None:
+    handle(_payload_of(args, kind))
 
 
-class KeeperInterceptor(Interceptor):
+class ResourceWorkflowInterceptor(Interceptor):
     """The interceptor of the internal worker, which runs the library's own workflows."""
 
-    def __init__(self, contended: Contended) -> None:
-        self._workflow_class = type("KeeperWorkflow", (_KeeperWorkflow,), {"contended": contended})
+    def __init__(self, contended: ContendedHolders) -> None:
+        self._workflow_class = type("ResourceWorkflow", (_ResourceWorkflow,), {"contended": contended})
 
     def workflow_interceptor_class(self, _: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:
         return self._workflow_class
 
 
-class _KeeperWorkflow(WorkflowInboundInterceptor):
-    contended: Contended
+class _ResourceWorkflow(WorkflowInboundInterceptor):
+    contended: ContendedHolders
 
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002
-        keeper = workflow.instance()
-        if isinstance(keeper, Coordinator):
-            keeper.tell_of_holders = self.contended.tell
+        instance = workflow.instance()
+        if isinstance(instance, Coordinator):
+            instance.report_holders = self.contended.report
         return await super().execute_workflow(input)
 
     async def handle_signal(self, input: HandleSignalInput) -> None:  # noqa: A002
-        await heard(input.signal, super().handle_signal(input))
+        await handle_or_drop(input.signal, super().handle_signal(input))
 
 
-def _said(args: Sequence[Any], kind: type[T]) -> T:
+def _payload_of(args: Sequence[Any], kind: type[T]) -> T:
     """The payload of a library signal, from the arguments that the handler received."""
     if isinstance(args[0], kind):
         return args[0]
@@ -169,28 +176,30 @@ def _said(args: Sequence[Any], kind: type[T]) -> T:
     return workflow.payload_converter().from_payload(payload, kind)
 
 
-class _Guarding(WorkflowOutboundInterceptor):
+class _PermitHeaderInterceptor(WorkflowOutboundInterceptor):
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
-        if not input.activity.startswith(OWN):
-            input.headers = with_guards(input.headers)
+        if not input.activity.startswith(LIBRARY_PREFIX):
+            input.headers = with_permit_headers(input.headers)
         return super().start_activity(input)
 
     def start_local_activity(self, input: StartLocalActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
-        if input.activity.startswith(OWN):
+        if input.activity.startswith(LIBRARY_PREFIX):
             handle = super().start_local_activity(input)
             current().track(handle)
             return handle
-        input.headers = with_guards(input.headers)
+        input.headers = with_permit_headers(input.headers)
         return super().start_local_activity(input)
 
     async def start_child_workflow(self, input: StartChildWorkflowInput) -> workflow.ChildWorkflowHandle[Any, Any]:  # noqa: A002
         # A child that is to outlive its parent's run is not meant to end with its parent's permit.
-        own = input.workflow.startswith(OWN)
-        if not own and input.parent_close_policy != workflow.ParentClosePolicy.ABANDON:
-            input.headers = with_guards(input.headers)
+        is_of_library = input.workflow.startswith(LIBRARY_PREFIX)
+        if not is_of_library and input.parent_close_policy != workflow.ParentClosePolicy.ABANDON:
+            input.headers = with_permit_headers(input.headers)
         rule = rule_of(input.workflow)
         start = functools.partial(super().start_child_workflow, input)
         if rule is None:
             return await start()
-        handle: workflow.ChildWorkflowHandle[Any, Any] = await start_within(wanted(rule, input.id, input.args), start)
+        handle: workflow.ChildWorkflowHandle[Any, Any] = await start_within(
+            admission_request(rule, input.id, input.args), start
+        )
         return handle

@@ -21,7 +21,7 @@ from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 
 from redlease import limits
 from redlease.limits import Duration
-from redlease_temporal.errors import LockError, misused
+from redlease_temporal.errors import LockError, usage_error
 from redlease_temporal.workflow_side.cancellation import retrieve_exception
 from redlease_temporal.workflow_side.hold import shielded, until
 from redlease_temporal.workflow_side.run import current
@@ -32,7 +32,10 @@ SEQUENCE = "redlease.sequence"  # the workflow's type
 EXTEND, WITHDRAW, ASK, APPEND, PROGRESS = "extend", "withdraw", "ask", "append", "progress"
 UPDATE_ID_BYTES_MAX = 900  # of an appended item's id, which the id of its activity begins with
 NAME_BYTES_MAX = 1_000  # of the name of an activity or task queue: the server accepts no more
-PATIENCE_S = (10.0, 600.0)  # how long a caller waits before it asks whether its batch is still known: first and longest
+QUERY_PAUSES_S = (
+    10.0,
+    600.0,
+)  # how long a caller waits before it asks whether its batch is still known: first and longest
 ROUNDS = 10  # how often a caller retries when the sequence ends just as it delivers
 ACTIVITY = "__temporal_activity_definition"
 
@@ -76,7 +79,7 @@ class Batch:
 
 
 @dataclass
-class State:
+class SequenceState:
     """The input of a sequence's run.
 
     Attributes:
@@ -91,11 +94,11 @@ class State:
     batches: list[Batch] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
     handled: int = 0
-    outcome: Outcome | None = None
+    outcome: BatchOutcome | None = None
 
 
 @dataclass(frozen=True)
-class Failure:
+class ItemFailure:
     """Why an item failed for good: the message and type of the activity's failure."""
 
     message: str
@@ -103,15 +106,15 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BatchOutcome:
     """How a batch ended: the results of its done items, and why the next item, if there is one, failed."""
 
     results: list[Value] = field(default_factory=list)
-    failure: Failure | None = None
+    failure: ItemFailure | None = None
 
 
 @dataclass(frozen=True)
-class Asked:
+class BatchQuery:
     """A caller's question whether its batch is known."""
 
     key: str
@@ -249,7 +252,7 @@ async def sequence(
     if not batch.items:
         return []
     batch.reply_to = workflow.info().workflow_id
-    outcome = await _handed_over(resource, batch)
+    outcome = await _deliver_and_wait(resource, batch)
     kind = result_type or result_type_of(activity)
     return results_of(resource, len(batch.items), outcome, lambda value: _decoded(value, kind))
 
@@ -262,15 +265,15 @@ def _checked_batch(resource: str, items: Iterable[Any], handling: Callable[[], H
         batch = Batch(workflow.uuid4().hex, [value_of(to_payload(item)) for item in items], handled_by)
         checked_size(resource, batch.items)
     except ValueError as error:
-        raise misused(str(error)) from error
+        raise usage_error(str(error)) from error
     return batch
 
 
-async def _handed_over(resource: str, batch: Batch) -> Outcome:
+async def _deliver_and_wait(resource: str, batch: Batch) -> BatchOutcome:
     """Delivers a batch to the resource's sequence and waits for its outcome."""
-    received: asyncio.Future[Outcome] = asyncio.Future()
+    received: asyncio.Future[BatchOutcome] = asyncio.Future()
 
-    def on_outcome(outcome: Outcome) -> None:
+    def on_outcome(outcome: BatchOutcome) -> None:
         if not received.done():
             received.set_result(outcome)
 
@@ -288,7 +291,7 @@ async def _handed_over(resource: str, batch: Batch) -> Outcome:
 async def _withdraw(resource: str, batch: Batch, delivering: asyncio.Task[None]) -> None:
     """Takes the batch back, after the sequence has it."""
     await workflow.wait([delivering])
-    await _say(resource, WITHDRAW, batch.key)
+    await _signal(resource, WITHDRAW, batch.key)
 
 
 async def _deliver(resource: str, batch: Batch) -> None:
@@ -297,7 +300,7 @@ async def _deliver(resource: str, batch: Batch) -> None:
         try:
             child = await workflow.start_child_workflow(
                 SEQUENCE,
-                State(resource, batch.handling, [batch]),
+                SequenceState(resource, batch.handling, [batch]),
                 id=workflow_id_of(resource),
                 task_queue=current().task_queue,
                 cancellation_type=ChildWorkflowCancellationType.ABANDON,
@@ -305,7 +308,7 @@ async def _deliver(resource: str, batch: Batch) -> None:
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             )
         except WorkflowAlreadyStartedError:
-            if await _say(resource, EXTEND, batch):
+            if await _signal(resource, EXTEND, batch):
                 return
         else:
             child.add_done_callback(retrieve_exception)  # the outcome comes by signal, as it does to other callers
@@ -314,22 +317,22 @@ async def _deliver(resource: str, batch: Batch) -> None:
     raise LockError(message, resource=resource)
 
 
-async def _outcome(resource: str, batch: Batch, received: asyncio.Future[Outcome]) -> Outcome:
+async def _outcome(resource: str, batch: Batch, received: asyncio.Future[BatchOutcome]) -> BatchOutcome:
     """The outcome of the batch. Asks for it now and then, as a sequence that was ended from outside sends nothing."""
-    pause_s, longest_s = PATIENCE_S
+    pause_s, longest_s = QUERY_PAUSES_S
     while True:
         try:
             await until(received.done, pause_s)
         except TimeoutError:
             pause_s = min(2 * pause_s, longest_s)
-            asked = Asked(batch.key, batch.reply_to)
-            if not await shielded(_say(resource, ASK, asked)) and not received.done():
-                return Outcome(failure=Failure("the sequence was ended from outside", "SequenceEnded"))
+            query = BatchQuery(batch.key, batch.reply_to)
+            if not await shielded(_signal(resource, ASK, query)) and not received.done():
+                return BatchOutcome(failure=ItemFailure("the sequence was ended from outside", "SequenceEnded"))
         else:
             return received.result()
 
 
-async def _say(resource: str, signal: str, arg: Any) -> bool:
+async def _signal(resource: str, signal: str, arg: Any) -> bool:
     """Signals the sequence; returns False if none is open."""
     handle = workflow.get_external_workflow_handle(workflow_id_of(resource))
     try:
@@ -429,7 +432,7 @@ def checked_batch(batch: Batch, policy: Callable[[Handling], RetryPolicy]) -> No
         raise ValueError(f"its items cannot be read: {error!r}") from error
 
 
-def results_of(resource: str, count: int, outcome: Outcome, decoded: Callable[[Value], Any]) -> list[Any]:
+def results_of(resource: str, count: int, outcome: BatchOutcome, decoded: Callable[[Value], Any]) -> list[Any]:
     """The results of so many items; raises the error of the one that failed."""
     results = [decoded(value) for value in outcome.results]
     if outcome.failure is None:

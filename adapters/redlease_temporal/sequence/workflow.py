@@ -20,19 +20,19 @@ from .api import (
     SEQUENCE,
     UPDATE_ID_BYTES_MAX,
     WITHDRAW,
-    Asked,
     Batch,
-    Failure,
+    BatchOutcome,
+    BatchQuery,
     Handling,
-    Outcome,
+    ItemFailure,
     Progress,
-    State,
+    SequenceState,
     checked_batch,
     reply_signal,
 )
 from .values import BYTES_MAX, Value, payload_of, size_of, value_of
 
-SEEN_MAX = 1000  # keys of ended batches to remember, so that a repeated delivery is ignored
+FINISHED_KEYS_MAX = 1000  # keys of ended batches to remember, so that a repeated delivery is ignored
 START = "start"  # the key of the batch whose outcome is the workflow's result
 CONTINUED = "Continued"  # failure type: the client sends the update again, to the next run
 
@@ -42,21 +42,21 @@ class SequenceWorkflow:
     """One run of a sequence. It ends when nothing is left to do, and continues as new before its history is long."""
 
     @workflow.init
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SequenceState) -> None:
         self._resource, self._handling = state.resource, state.handling
         self._batches = {batch.key: batch for batch in state.batches}
-        self._seen = deque(state.seen, SEEN_MAX)  # keys of batches that have ended
+        self._finished_keys = deque(state.seen, FINISHED_KEYS_MAX)  # keys of batches that have ended
         self._handled = state.handled
-        self._outcome = state.outcome or Outcome()
+        self._outcome = state.outcome or BatchOutcome()
         self._bytes = sum(map(_size, state.batches)) + size_of(self._outcome.results)
-        self._outcomes: dict[str, Outcome] = {}  # for updates that wait
+        self._outcomes: dict[str, BatchOutcome] = {}  # for updates that wait
         self._replies: set[asyncio.Task[None]] = set()
         self._current: workflow.ActivityHandle[RawValue] | None = None
         self._current_id: str | None = None
         self._continuing = False
 
     @workflow.run
-    async def run(self, _: State) -> Outcome:
+    async def run(self, _: SequenceState) -> BatchOutcome:
         """Handles all items; returns the outcome of the batch it was started with, or fails if that batch failed."""
         try:
             while self._batches:
@@ -65,11 +65,11 @@ class SequenceWorkflow:
                 await self._next()
                 _raise_if_cancelled()
                 if not self._batches:
-                    await self._settled()
+                    await self._all_replied()
         except asyncio.CancelledError:
             for batch in list(self._batches.values()):
-                self._end(batch, Failure("the sequence was cancelled", "Cancelled"))
-            await self._settled()
+                self._end(batch, ItemFailure("the sequence was cancelled", "Cancelled"))
+            await self._all_replied()
             raise
         if self._outcome.failure is not None:
             message = f"item {len(self._outcome.results)}: {self._outcome.failure.message}"
@@ -81,36 +81,38 @@ class SequenceWorkflow:
     @workflow.signal(name=EXTEND)
     def extend(self, batch: Batch) -> None:
         """A workflow adds a batch of items."""
-        if batch.key in self._seen or batch.key in self._batches:
+        if batch.key in self._finished_keys or batch.key in self._batches:
             return
         self._add(batch)
         try:
             checked_batch(batch, _policy)
         except ValueError as error:
-            self._end(batch, Failure(str(error), "ValueError"))
+            self._end(batch, ItemFailure(str(error), "ValueError"))
             return
         if self._bytes > BYTES_MAX:
-            self._end(batch, Failure(f"more than {BYTES_MAX:,} bytes would wait; hand them over later", "QueueFull"))
+            self._end(
+                batch, ItemFailure(f"more than {BYTES_MAX:,} bytes would wait; hand them over later", "QueueFull")
+            )
 
     @workflow.signal(name=WITHDRAW)
     def withdraw(self, key: str) -> None:
         """A workflow withdraws the items that are not done."""
         running = self._current is not None and key == next(iter(self._batches), None)
-        if self._take_out(key) and running and self._current is not None:
+        if self._remove(key) and running and self._current is not None:
             self._current.cancel()
 
     @workflow.signal(name=ASK)
-    def ask(self, asked: Asked) -> None:
+    def ask(self, query: BatchQuery) -> None:
         """A workflow asks whether its batch is known: an earlier sequence of this resource may have lost it."""
-        if asked.key not in self._seen and asked.key not in self._batches:
-            lost = Failure("the sequence that had it was ended from outside", "SequenceEnded")
-            self._reply(asked.key, asked.reply_to, Outcome(failure=lost))
+        if query.key not in self._finished_keys and query.key not in self._batches:
+            lost = ItemFailure("the sequence that had it was ended from outside", "SequenceEnded")
+            self._reply(query.key, query.reply_to, BatchOutcome(failure=lost))
 
     @workflow.update(name=APPEND)
     async def append(self, item: RawValue, handling: Handling | None = None) -> RawValue:
         """Appends one item and returns its result. An update that is sent again with its id is the same item."""
         key = _key_of_update()
-        if key in self._seen:
+        if key in self._finished_keys:
             raise ApplicationError(f"update {key!r}: an earlier run handled it, and had its result", type="Handled")
         if key not in self._batches:  # an earlier run may have accepted it and passed it on
             self._add(Batch(key, [value_of(item.payload)], handling or self._handling))
@@ -173,18 +175,18 @@ class SequenceWorkflow:
         if batch.key not in self._batches:
             return  # it was withdrawn meanwhile
         if self._bytes + (size := size_of([result])) > BYTES_MAX:
-            self._end(batch, Failure("it was done, but its result is too large to be kept", "ResultTooLarge"))
+            self._end(batch, ItemFailure("it was done, but its result is too large to be kept", "ResultTooLarge"))
             return
         self._bytes += size
         batch.results.append(result)
         if len(batch.results) == len(batch.items):
             self._end(batch, None)
 
-    def _end(self, batch: Batch, failure: Failure | None) -> None:
+    def _end(self, batch: Batch, failure: ItemFailure | None) -> None:
         """Ends a batch and notifies whoever waits for it."""
-        if not self._take_out(batch.key):
+        if not self._remove(batch.key):
             return  # it was withdrawn
-        outcome = Outcome(batch.results, failure)
+        outcome = BatchOutcome(batch.results, failure)
         if batch.key == START:
             self._outcome = outcome
             self._bytes += size_of(outcome.results)
@@ -197,32 +199,37 @@ class SequenceWorkflow:
         self._batches[batch.key] = batch
         self._bytes += _size(batch)
 
-    def _take_out(self, key: str) -> bool:
+    def _remove(self, key: str) -> bool:
         batch = self._batches.pop(key, None)
         if batch is None:
             return False
-        self._seen.append(key)
+        self._finished_keys.append(key)
         self._bytes -= _size(batch)
         return True
 
-    def _reply(self, key: str, reply_to: str, outcome: Outcome) -> None:
-        reply = asyncio.ensure_future(self._tell(key, reply_to, outcome))
+    def _reply(self, key: str, reply_to: str, outcome: BatchOutcome) -> None:
+        reply = asyncio.ensure_future(self._send_outcome(key, reply_to, outcome))
         self._replies.add(reply)
         reply.add_done_callback(self._replies.discard)
 
-    async def _tell(self, key: str, reply_to: str, outcome: Outcome) -> None:
+    async def _send_outcome(self, key: str, reply_to: str, outcome: BatchOutcome) -> None:
         if not await signal(reply_to, reply_signal(key), outcome):
             workflow.logger.info("nobody waits any more for the items that %s handed over", reply_to)
 
-    async def _settled(self) -> None:
+    async def _all_replied(self) -> None:
         """Waits until all replies are sent: a signal sent as the run closes would not be delivered."""
         await workflow.wait_condition(lambda: not self._replies and workflow.all_handlers_finished())
 
     async def _continue(self) -> None:
         self._continuing = True  # the waiting updates fail, and their clients send them again
-        await self._settled()
-        state = State(
-            self._resource, self._handling, list(self._batches.values()), list(self._seen), self._handled, self._outcome
+        await self._all_replied()
+        state = SequenceState(
+            self._resource,
+            self._handling,
+            list(self._batches.values()),
+            list(self._finished_keys),
+            self._handled,
+            self._outcome,
         )
         workflow.continue_as_new(state)
 
@@ -260,7 +267,7 @@ def _policy(handling: Handling) -> RetryPolicy:
     )
 
 
-def _failure(error: ActivityError) -> Failure:
+def _failure(error: ActivityError) -> ItemFailure:
     cause = error.cause or error
     kind = cause.type if isinstance(cause, ApplicationError) and cause.type else type(cause).__name__
-    return Failure(getattr(cause, "message", str(cause)), kind)
+    return ItemFailure(getattr(cause, "message", str(cause)), kind)

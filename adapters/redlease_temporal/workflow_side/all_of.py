@@ -11,7 +11,7 @@ from typing import Any
 from temporalio import workflow
 
 from redlease.limits import Duration
-from redlease_temporal.errors import misused
+from redlease_temporal.errors import usage_error
 from redlease_temporal.payloads.locks import OnClose
 
 from .hold import Hold, OnLost
@@ -126,12 +126,12 @@ def all_of(
 def _merged(units: list[Units]) -> dict[tuple[str, str], Units]:
     """One entry for each resource, with the largest weight that is asked of it."""
     if not units:
-        raise misused("all_of() needs at least one lock or semaphore")
+        raise usage_error("all_of() needs at least one lock or semaphore")
     merged: dict[tuple[str, str], Units] = {}
     for each in units:
         other = merged.setdefault(each.key, each)
         if other.pool._terms.capacity != each.pool._terms.capacity:
-            raise misused(f"all_of() got resource {each.pool.name!r} with two capacities")
+            raise usage_error(f"all_of() got resource {each.pool.name!r} with two capacities")
         if each.total > other.total:
             merged[each.key] = each
     return merged

@@ -20,11 +20,11 @@ from .run import Run
 
 T = TypeVar("T")
 
-ONCE = RetryPolicy(maximum_attempts=1)
-OFTEN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
+NO_RETRY = RetryPolicy(maximum_attempts=1)
+RETRY_OFTEN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=5))
 # A local activity ends within a second of its start. These limits are for a worker that is suspended.
-LOCAL_LIMIT = timedelta(seconds=10)
-LOCAL_IN_ALL = timedelta(seconds=60)  # includes the wait for one of the worker's slots for local activities
+LOCAL_ATTEMPT_TIMEOUT = timedelta(seconds=10)
+LOCAL_TIMEOUT = timedelta(seconds=60)  # includes the wait for one of the worker's slots for local activities
 
 
 class Backend(Protocol):
@@ -32,7 +32,7 @@ class Backend(Protocol):
 
     Attributes:
         name: As it is given to `lock(backend=...)`.
-        away: The system that may be unreachable while a request waits, as error messages name it.
+        service: The system that may be unreachable while a request waits, as error messages name it.
         weight_max: The most units that one permit may hold.
         has_turns: Whether it knows keys, shares and limits of keys.
         has_rates: Whether it knows rates.
@@ -40,28 +40,28 @@ class Backend(Protocol):
     """
 
     name: str
-    away: str
+    service: str
     weight_max: int
     has_turns: bool
     has_rates: bool
     replaces: bool
 
-    async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+    async def acquire(self, run: Run, call: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         """Waits for a permit. Any end but a grant withdraws the request."""
 
-    async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
+    async def try_acquire(self, run: Run, call: locks.AcquireCall) -> Permit | None:
         """Returns a permit if one is free, without waiting; else None."""
 
-    async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
+    async def adopt(self, run: Run, call: locks.AdoptCall) -> Permit:
         """Takes over a permit for this run."""
 
-    async def renew(self, renewing: locks.RenewCall) -> Permit:
+    async def renew(self, call: locks.RenewCall) -> Permit:
         """Renews a permit."""
 
-    async def release(self, giving: locks.ReleaseCall) -> bool:
+    async def release(self, call: locks.ReleaseCall) -> bool:
         """Releases a permit or withdraws a request; returns whether the ticket was held or queued."""
 
-    async def end(self, giving: locks.ReleaseCall) -> bool:
+    async def end(self, call: locks.ReleaseCall) -> bool:
         """As `release`, for a hold that knows of no loss; returns as soon as the release is sure to follow.
 
         A release takes effect when the workflow task is recorded that decided it, and not before. Temporal may execute
@@ -71,16 +71,16 @@ class Backend(Protocol):
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """Gives back all but one unit of a permit, as a release does; returns whether it is held."""
 
-    async def check(self, checking: locks.Checking) -> bool:
+    async def check(self, call: locks.CheckCall) -> bool:
         """Whether a permit is held now."""
 
-    async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
+    async def inspect(self, call: locks.InspectCall) -> Snapshot:
         """The current state of the resource."""
 
-    async def position(self, placing: locks.Placing) -> Position | None:
+    async def position(self, call: locks.PositionCall) -> Position | None:
         """Where a ticket stands in the queue; None if it neither waits nor holds a permit."""
 
-    def kept_by(self, permit: Permit) -> str | None:
+    def resource_workflow(self, permit: Permit) -> str | None:
         """The id of the workflow that keeps a permit; empty if none does; None if this namespace cannot ask for it."""
 
 
@@ -92,17 +92,17 @@ class LocalBackend:
     """
 
     name: str
-    away: str
+    service: str
     weight_max = limits.CAPACITY_MAX
     has_turns = False
     has_rates = False
     replaces = False
 
-    def __init__(self, terms: locks.Terms) -> None:
+    def __init__(self, terms: locks.ResourceTerms) -> None:
         self._terms = terms
 
-    async def _ask(self, name: str, arg: Any, result: type[T], activity_id: str | None = None) -> T:
-        return await answered(name, arg, result, activity_id, away=self.away, resource=self._terms.resource)
+    async def _call_activity(self, name: str, arg: Any, result: type[T], activity_id: str | None = None) -> T:
+        return await answered(name, arg, result, activity_id, service=self.service, resource=self._terms.resource)
 
 
 async def try_once(backend: Backend, run: Run, call: locks.AcquireCall, timeout: timedelta) -> Permit:
@@ -113,7 +113,7 @@ async def try_once(backend: Backend, run: Run, call: locks.AcquireCall, timeout:
     """
     permit = await backend.try_acquire(run, dataclasses.replace(call, queue=False))
     if permit is None:
-        raise timed_out(backend.away, call, timeout)
+        raise timed_out(backend.service, call, timeout)
     return permit
 
 
@@ -126,9 +126,9 @@ async def local(name: str, arg: Any, result: type[T], activity_id: str | None = 
                 arg,
                 result_type=result,
                 activity_id=activity_id,
-                start_to_close_timeout=LOCAL_LIMIT,
-                schedule_to_close_timeout=LOCAL_IN_ALL,
-                retry_policy=ONCE,
+                start_to_close_timeout=LOCAL_ATTEMPT_TIMEOUT,
+                schedule_to_close_timeout=LOCAL_TIMEOUT,
+                retry_policy=NO_RETRY,
             )
         )
     except ActivityError:
@@ -149,18 +149,18 @@ async def local(name: str, arg: Any, result: type[T], activity_id: str | None = 
 
 
 async def answered(
-    name: str, arg: Any, result: type[T], activity_id: str | None = None, *, away: str, resource: str
+    name: str, arg: Any, result: type[T], activity_id: str | None = None, *, service: str, resource: str
 ) -> T:
     """Calls a local activity; raises the error that it reports, or `Unavailable`."""
     try:
         return await local(name, arg, result, activity_id)
     except ActivityError as error:
-        raise failed_call(error, away=away, resource=resource) from error
+        raise failed_call(error, service=service, resource=resource) from error
 
 
-def failed_call(error: ActivityError, *, away: str, resource: str) -> Exception:
+def failed_call(error: ActivityError, *, service: str, resource: str) -> Exception:
     """The error that a failed activity reports, or `Unavailable`."""
-    message = f"resource {resource!r}: {away} was not reached in time ({error.cause}). It is safe to try again"
+    message = f"resource {resource!r}: {service} was not reached in time ({error.cause}). It is safe to try again"
     return refusal(error) or Unavailable(message, resource=resource)
 
 
@@ -182,11 +182,11 @@ def read(returned: RawValue | None, kind: type[T]) -> T:
     return value
 
 
-def timed_out(away: str, wish: locks.AcquireCall, timeout: timedelta) -> AcquireTimeout:
+def timed_out(service: str, call: locks.AcquireCall, timeout: timedelta) -> AcquireTimeout:
     """The error for a request that was not granted in time."""
-    resource = wish.terms.resource
+    resource = call.terms.resource
     message = (
         f"resource {resource!r}: no permit within {timeout.total_seconds():g} s: others hold it or are ahead in "
-        f"the queue, or {away} is away; `inspect()` shows them. The request is out of the queue"
+        f"the queue, or {service} is away; `inspect()` shows them. The request is out of the queue"
     )
-    return AcquireTimeout(message, resource=resource, ticket=wish.ticket)
+    return AcquireTimeout(message, resource=resource, ticket=call.ticket)

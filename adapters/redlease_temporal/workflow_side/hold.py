@@ -14,16 +14,16 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 from redlease.block_task import BlockTask
 from redlease.models import Permit
 from redlease_temporal.errors import LeaseLost, lease_lost
-from redlease_temporal.payloads.locks import Guard
+from redlease_temporal.payloads.locks import PermitHeader
 
 from . import metrics
-from .run import Run, begin_guarding, current
+from .run import Run, current, pass_permit_header
 
 T = TypeVar("T")
 OnLost = Literal["cancel", "signal"]
 
 
-class HeldBy(Protocol):
+class HoldResource(Protocol):
     """The semaphore of a hold."""
 
     async def end(self, permit: Permit) -> bool:
@@ -67,24 +67,24 @@ class Hold:
         self,
         run: Run,
         permit: Permit,
-        pool: HeldBy,
+        pool: HoldResource,
         on_lost: OnLost,
         *,
-        kept_by: str | None = "",
+        resource_workflow: str | None = "",
     ) -> None:
         self.permit = permit
-        self.kept_by = kept_by
+        self.resource_workflow = resource_workflow
         self.lost = False
         self._run = run
         self._pool = pool
         self._on_lost = on_lost
-        self._why = ""
+        self._reason = ""
         self._replaced = False
         self._ended = False
         self._began = workflow.now()
         self._block = BlockTask()
         run.holds.append(self)
-        begin_guarding(self)
+        pass_permit_header(self)
 
     @property
     def fence(self) -> int:
@@ -92,16 +92,16 @@ class Hold:
         return self.permit.fence
 
     @property
-    def guard(self) -> Guard | None:
+    def permit_header(self) -> PermitHeader | None:
         """The guard for an activity started now; None once the hold has ended, or if no activity can check it."""
-        return None if self._ended or self.kept_by is None else self._as_guard()
+        return None if self._ended or self.resource_workflow is None else self._make_permit_header()
 
     def check(self) -> None:
         """Raises `LeaseLost` if the run knows that the permit is no longer held."""
         if self._ended:
             raise self._loss("it was released or detached here")
         if self.lost:
-            raise self._loss(self._why)
+            raise self._loss(self._reason)
 
     async def wait_lost(self) -> bool:
         """Waits; returns True when the permit is lost, False if it was released or detached first."""
@@ -175,7 +175,7 @@ class Hold:
         return self.permit
 
     def lose(self, why: str, *, replaced: bool = False) -> None:
-        """Marks the permit as lost, and cancels the body if `on_lost` says so; `replaced`: as in `locks.Lost`."""
+        """Marks the permit as lost, and cancels the body if `on_lost` says so; `replaced`: as in `locks.LostSignal`."""
         if self.lost or self._ended:
             return
         self._replaced = replaced
@@ -184,7 +184,7 @@ class Hold:
             self._block.cancel(why)
 
     def _note_loss(self, why: str) -> None:
-        self.lost, self._why = True, why
+        self.lost, self._reason = True, why
         metrics.lost(self.permit.resource, self._run.resource_label)
         self._measure()
 
@@ -199,10 +199,10 @@ class Hold:
         self._run.holds.remove(self)
 
     def _loss(self, why: str) -> LeaseLost:
-        return lease_lost(self._as_guard(), why)
+        return lease_lost(self._make_permit_header(), why)
 
-    def _as_guard(self) -> Guard:
-        return Guard(self.permit.resource, self.permit.ticket, self.permit.fence, self.kept_by or "")
+    def _make_permit_header(self) -> PermitHeader:
+        return PermitHeader(self.permit.resource, self.permit.ticket, self.permit.fence, self.resource_workflow or "")
 
     # The block
 
@@ -245,7 +245,7 @@ class Hold:
         )
 
     def _raise_loss(self, error: BaseException | None, *, cancelled_here: bool) -> None:
-        loss = self._loss(self._why)
+        loss = self._loss(self._reason)
         if error is None or cancelled_here or self._says_lost(error):
             raise loss from error
         if not isinstance(error, LeaseLost):

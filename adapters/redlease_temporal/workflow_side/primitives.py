@@ -16,18 +16,18 @@ from redlease.limits import GRACE_S, WAITS, Duration, Full, WhenFull
 from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.errors import (
     AcquireTimeout,
-    misuse,
-    misused,
+    as_usage_error,
     refused_when_full,
+    usage_error,
+    without_keys,
     without_replacing,
-    without_turns,
 )
 from redlease_temporal.payloads import locks
 
 from . import metrics
 from .backend import Backend
 from .hold import Hold, HoldRequest, OnLost, shielded
-from .requests import Asked
+from .requests import AcquireSpec
 from .run import Run, current, ticket_of
 
 
@@ -64,7 +64,7 @@ class Semaphore:
 
     _unit = 1  # units of the resource that a weight of 1 stands for
 
-    def __init__(self, terms: locks.Terms, backend: Backend) -> None:
+    def __init__(self, terms: locks.ResourceTerms, backend: Backend) -> None:
         self._terms = terms
         self._backend = backend
         self._entered: list[tuple[asyncio.Task[Any] | None, HoldRequest]] = []
@@ -124,17 +124,22 @@ class Semaphore:
             ValueError: A parameter is wrong, or the weight can never fit. It fails the run, as an `ApplicationError`.
         """
         _check_endings(on_lost, on_close)
-        max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
-        limit, full = self._patience(timeout, when_full, grace)
-        asked = self._asked(ticket, weight, owner, metadata, key=key, share=share, full=full)
-        return HoldRequest(functools.partial(self._held, asked, limit, on_lost, on_close, max_hold_ms))
+        max_hold_ms = None if max_hold is None else as_usage_error(limits.milliseconds, "max_hold", max_hold, 1)
+        limit, full = self._waiting(timeout, when_full, grace)
+        spec = self._spec(ticket, weight, owner, metadata, key=key, share=share, full=full)
+        return HoldRequest(functools.partial(self._held, spec, limit, on_lost, on_close, max_hold_ms))
 
     async def _held(
-        self, asked: Asked, limit: timedelta | None, on_lost: OnLost, on_close: locks.OnClose, max_hold_ms: int | None
+        self,
+        spec: AcquireSpec,
+        limit: timedelta | None,
+        on_lost: OnLost,
+        on_close: locks.OnClose,
+        max_hold_ms: int | None,
     ) -> Hold:
         run = current()
-        wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
-        return self._hold_of(run, await self._obtain(run, wish, limit), wish, on_lost)
+        call = self._acquire_call(run, spec, on_close=on_close, max_hold_ms=max_hold_ms)
+        return self._hold_of(run, await self._obtain(run, call, limit), call, on_lost)
 
     def weighted(self, weight: int) -> Units:
         """So many units of this semaphore, to be acquired with others by `all_of`.
@@ -142,7 +147,7 @@ class Semaphore:
         Raises:
             ValueError: The weight is not a whole number above 0.
         """
-        return Units(self, misuse(limits.checked_count, "weight", weight))
+        return Units(self, as_usage_error(limits.checked_count, "weight", weight))
 
     async def acquire(
         self,
@@ -161,9 +166,9 @@ class Semaphore:
 
         Takes the request parameters of `hold`, and raises the same errors except `LeaseLost`.
         """
-        run, (limit, full) = current(), self._patience(timeout, when_full, grace)
-        asked = self._asked(ticket, weight, owner, metadata, key=key, share=share, full=full)
-        return await self._obtain(run, self._wish(run, asked, keep=False), limit)
+        run, (limit, full) = current(), self._waiting(timeout, when_full, grace)
+        spec = self._spec(ticket, weight, owner, metadata, key=key, share=share, full=full)
+        return await self._obtain(run, self._acquire_call(run, spec, keep=False), limit)
 
     async def try_acquire(
         self,
@@ -182,10 +187,10 @@ class Semaphore:
             Unavailable: The backend was not reached in time.
         """
         run = current()
-        wish = self._wish(run, self._asked(ticket, weight, owner, metadata, key=key), keep=False, queue=False)
+        call = self._acquire_call(run, self._spec(ticket, weight, owner, metadata, key=key), keep=False, queue=False)
         began = workflow.now()
         await run.release_delivered(self.name)
-        permit = await self._backend.try_acquire(run, dataclasses.replace(wish, settles=True))
+        permit = await self._backend.try_acquire(run, dataclasses.replace(call, settles=True))
         if permit is not None:
             metrics.granted(self.name, run.resource_label, workflow.now() - began)
         return permit
@@ -209,17 +214,17 @@ class Semaphore:
         Raises:
             LeaseLost: It is no longer held with its fence.
         """
-        self._own(permit)
+        self._check_own(permit)
         _check_endings(on_lost, on_close)
-        max_hold_ms = None if max_hold is None else misuse(limits.milliseconds, "max_hold", max_hold, 1)
-        metadata = misuse(limits.checked_metadata, permit.metadata)
-        asked = Asked(permit.ticket, permit.weight, None, metadata, permit.key or "")
+        max_hold_ms = None if max_hold is None else as_usage_error(limits.milliseconds, "max_hold", max_hold, 1)
+        metadata = as_usage_error(limits.checked_metadata, permit.metadata)
+        spec = AcquireSpec(permit.ticket, permit.weight, None, metadata, permit.key or "")
 
         async def adopted() -> Hold:
             run = current()
-            wish = self._wish(run, asked, on_close=on_close, max_hold_ms=max_hold_ms)
-            kept = await self._backend.adopt(run, locks.AdoptCall(self._terms, permit, wish, refence))
-            return self._hold_of(run, kept, wish, on_lost)
+            call = self._acquire_call(run, spec, on_close=on_close, max_hold_ms=max_hold_ms)
+            adopted_permit = await self._backend.adopt(run, locks.AdoptCall(self._terms, permit, call, refence))
+            return self._hold_of(run, adopted_permit, call, on_lost)
 
         return HoldRequest(adopted)
 
@@ -232,10 +237,10 @@ class Semaphore:
             LeaseLost: It is no longer held with its fence.
             Unavailable: The backend was not reached in time.
         """
-        self._own(permit)
+        self._check_own(permit)
         lease_ms = permit.lease_ms
         if lease is not None:
-            lease_ms = misuse(limits.milliseconds, "lease", lease, limits.LEASE_MS_MIN)
+            lease_ms = as_usage_error(limits.milliseconds, "lease", lease, limits.LEASE_MS_MIN)
         return await self._backend.renew(locks.RenewCall(self._terms, permit, lease_ms))
 
     async def release(self, permit: Permit | str) -> bool:
@@ -246,10 +251,10 @@ class Semaphore:
         administrative: no fence is checked.
         """
         if isinstance(permit, str):
-            ticket = misuse(limits.checked_text, "ticket", permit, limits.TICKET_BYTES_MAX)
+            ticket = as_usage_error(limits.checked_text, "ticket", permit, limits.TICKET_BYTES_MAX)
             call = locks.ReleaseCall(self._terms, ticket, administrative=True)
         else:
-            self._own(permit)
+            self._check_own(permit)
             call = locks.ReleaseCall(self._terms, permit.ticket, permit.fence)
         return await shielded(self._backend.release(call))
 
@@ -259,8 +264,8 @@ class Semaphore:
         Raises:
             Unavailable: The backend was not reached in time.
         """
-        self._own(permit)
-        return await self._backend.check(locks.Checking(self._terms, permit.ticket, permit.fence))
+        self._check_own(permit)
+        return await self._backend.check(locks.CheckCall(self._terms, permit.ticket, permit.fence))
 
     async def inspect(self, *, limit: int = 100) -> Snapshot:
         """The resource as it is at one moment, with at most `limit` holders and as many waiters.
@@ -270,8 +275,8 @@ class Semaphore:
         Raises:
             Unavailable: The backend was not reached in time.
         """
-        misuse(limits.checked_count, "limit", limit)
-        return await self._backend.inspect(locks.Inspecting(self._terms, limit))
+        as_usage_error(limits.checked_count, "limit", limit)
+        return await self._backend.inspect(locks.InspectCall(self._terms, limit))
 
     async def position(self, ticket: str) -> Position | None:
         """Where a request stands in the queue, and about how long it will wait, by its ticket.
@@ -283,8 +288,8 @@ class Semaphore:
             ValueError: It is not a valid ticket, or the backend is "slots", which has a queue for each slot. It is an
                 `ApplicationError` too, and fails the run.
         """
-        ticket = misuse(limits.checked_text, "ticket", ticket, limits.TICKET_BYTES_MAX)
-        return await self._backend.position(locks.Placing(self._terms, ticket))
+        ticket = as_usage_error(limits.checked_text, "ticket", ticket, limits.TICKET_BYTES_MAX)
+        return await self._backend.position(locks.PositionCall(self._terms, ticket))
 
     # A plain `async with pool as hold:`
 
@@ -299,16 +304,16 @@ class Semaphore:
     ) -> None:
         if isinstance(error, GeneratorExit):
             return  # see `Hold.__aexit__`
-        own = [entry for entry in self._entered if entry[0] is asyncio.current_task()]
-        self._entered.remove(own[-1])
-        await own[-1][1].__aexit__(kind, error, traceback)
+        entered = [entry for entry in self._entered if entry[0] is asyncio.current_task()]
+        self._entered.remove(entered[-1])
+        await entered[-1][1].__aexit__(kind, error, traceback)
 
     # Implementation
 
-    def _own(self, permit: Permit) -> None:
-        misuse(limits.checked_permit, permit, self.name)
+    def _check_own(self, permit: Permit) -> None:
+        as_usage_error(limits.checked_permit, permit, self.name)
 
-    def _asked(
+    def _spec(
         self,
         ticket: str | None,
         weight: int,
@@ -318,40 +323,42 @@ class Semaphore:
         key: str | None,
         share: float = 1,
         full: WhenFull = WAITS,
-    ) -> Asked:
+    ) -> AcquireSpec:
         if ticket is not None:
-            misuse(limits.checked_text, "ticket", ticket, limits.TICKET_BYTES_MAX)
+            as_usage_error(limits.checked_text, "ticket", ticket, limits.TICKET_BYTES_MAX)
         if owner is not None:
-            misuse(limits.checked_text, "owner", owner, limits.OWNER_BYTES_MAX)
-        units = misuse(limits.checked_count, "weight", misuse(limits.checked_count, "weight", weight) * self._unit)
+            as_usage_error(limits.checked_text, "owner", owner, limits.OWNER_BYTES_MAX)
+        units = as_usage_error(
+            limits.checked_count, "weight", as_usage_error(limits.checked_count, "weight", weight) * self._unit
+        )
         if units > self._backend.weight_max:
             message = (
                 f"resource {self.name!r}: backend={self._backend.name!r} grants one unit at a time: a weight needs "
                 "backend='coordinator' or 'redis'"
             )
-            raise misused(message)
-        misuse(limits.checked_share, share, key)
+            raise usage_error(message)
+        as_usage_error(limits.checked_share, share, key)
         if key is not None:
-            misuse(limits.checked_text, "key", key, limits.KEY_BYTES_MAX)
+            as_usage_error(limits.checked_text, "key", key, limits.KEY_BYTES_MAX)
             if not self._backend.has_turns:
-                raise without_turns(self.name, self._backend.name)
-        return Asked(ticket, units, owner, misuse(limits.checked_metadata, metadata), key, share, full)
+                raise without_keys(self.name, self._backend.name)
+        return AcquireSpec(ticket, units, owner, as_usage_error(limits.checked_metadata, metadata), key, share, full)
 
-    def _patience(
-        self, timeout: Duration | None, when_full: Full, grace: Duration
-    ) -> tuple[timedelta | None, WhenFull]:
+    def _waiting(self, timeout: Duration | None, when_full: Full, grace: Duration) -> tuple[timedelta | None, WhenFull]:
         """How long a request waits, and what it does if it has to."""
         limit, capacity = timeout_of(timeout), self._terms.capacity
         never_waits = limit == timedelta(0)
-        full = misuse(WhenFull.checked, when_full, grace, capacity=capacity, never_waits=never_waits, priority=0)
+        full = as_usage_error(
+            WhenFull.checked, when_full, grace, capacity=capacity, never_waits=never_waits, priority=0
+        )
         if full.replaces and not self._backend.replaces:
             raise without_replacing(self.name, self._backend.name, when_full)
         return limit, full
 
-    def _wish(
+    def _acquire_call(
         self,
         run: Run,
-        asked: Asked,
+        spec: AcquireSpec,
         *,
         keep: bool = True,
         queue: bool = True,
@@ -361,58 +368,60 @@ class Semaphore:
     ) -> locks.AcquireCall:
         info = workflow.info()
         number = number or str(run.number(self.name))
-        key, share = asked.key, asked.share
+        key, share = spec.key, spec.share
         if key is None:
             key, share = locks.turn_of(info.priority) if self._backend.has_turns else ("", 1)
         return locks.AcquireCall(
             self._terms,
-            asked.ticket or ticket_of(info, number),
+            spec.ticket or ticket_of(info, number),
             info.first_execution_run_id,
             info.get_current_history_length(),
             f"redlease:{number}:{self.name}",
             f"redlease:{number}:{self.name}:wait",
-            weight=asked.weight,
-            owner=asked.owner,
-            metadata=asked.metadata,
+            weight=spec.weight,
+            owner=spec.owner,
+            metadata=spec.metadata,
             keep=keep,
             queue=queue,
             on_close=on_close,
             max_hold_ms=max_hold_ms,
             key=key,
             share=share,
-            full=asked.full.mode,
-            grace_ms=asked.full.grace_ms,
+            full=spec.full.mode,
+            grace_ms=spec.full.grace_ms,
         )
 
-    async def _obtain(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+    async def _obtain(self, run: Run, call: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         began = workflow.now()
         with run.requesting():
             await run.release_delivered(self.name)
-            permit = await self._within(run, wish, timeout)
+            permit = await self._within(run, call, timeout)
         metrics.granted(self.name, run.resource_label, workflow.now() - began)
         return permit
 
-    async def _within(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+    async def _within(self, run: Run, call: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         limits_of_waiters = (self._terms.max_waiters, self._terms.max_waiters_per_key)
-        if wish.full == "refuse" or timeout == timedelta(0) or 0 in limits_of_waiters:
-            wish = dataclasses.replace(wish, settles=True)
-        if wish.full != "refuse":
-            return await self._backend.acquire(run, wish, timeout)
+        if call.full == "refuse" or timeout == timedelta(0) or 0 in limits_of_waiters:
+            call = dataclasses.replace(call, settles=True)
+        if call.full != "refuse":
+            return await self._backend.acquire(run, call, timeout)
         try:
-            return await self._backend.acquire(run, wish, timedelta(0))
+            return await self._backend.acquire(run, call, timedelta(0))
         except AcquireTimeout as error:
-            raise refused_when_full(self.name, wish.ticket) from error
+            raise refused_when_full(self.name, call.ticket) from error
 
-    def _hold_of(self, run: Run, permit: Permit, wish: locks.AcquireCall, on_lost: OnLost) -> Hold:
-        return Hold(run, permit, HeldPermit(self, run, wish), on_lost, kept_by=self._backend.kept_by(permit))
+    def _hold_of(self, run: Run, permit: Permit, call: locks.AcquireCall, on_lost: OnLost) -> Hold:
+        return Hold(
+            run, permit, HeldPermit(self, run, call), on_lost, resource_workflow=self._backend.resource_workflow(permit)
+        )
 
 
 class HeldPermit:
-    """What the hold of a permit asks of its resource. `wish`: the request that it was granted to."""
+    """What the hold of a permit asks of its resource. `call`: the request that it was granted to."""
 
-    def __init__(self, pool: Semaphore, run: Run, wish: locks.AcquireCall) -> None:
+    def __init__(self, pool: Semaphore, run: Run, call: locks.AcquireCall) -> None:
         self._terms, self._backend, self._pool = pool._terms, pool._backend, pool
-        self._run, self._wish = run, wish
+        self._run, self._acquire_call = run, call
 
     async def end(self, permit: Permit) -> bool:
         """Releases the permit."""
@@ -424,25 +433,25 @@ class HeldPermit:
 
     async def resume(self, permit: Permit) -> Permit:
         """Takes over the permit for the run, which was reset, with its fence as it is."""
-        asked = Asked(permit.ticket, permit.weight, None, permit.metadata, permit.key or "")
+        spec = AcquireSpec(permit.ticket, permit.weight, None, permit.metadata, permit.key or "")
         # Not one of the run's requests: these have the numbers that they had before the reset.
         number = f"again{self._run.number(AGAIN)}"
-        wish, before = self._pool._wish(self._run, asked, number=number), self._wish
-        wish = dataclasses.replace(wish, on_close=before.on_close, max_hold_ms=before.max_hold_ms)
-        call = locks.AdoptCall(self._terms, permit, wish, refence=False, resumes=True)
-        return await self._backend.adopt(self._run, call)
+        call, before = self._pool._acquire_call(self._run, spec, number=number), self._acquire_call
+        call = dataclasses.replace(call, on_close=before.on_close, max_hold_ms=before.max_hold_ms)
+        adopt_call = locks.AdoptCall(self._terms, permit, call, refence=False, resumes=True)
+        return await self._backend.adopt(self._run, adopt_call)
 
 
 def _check_endings(on_lost: str, on_close: str) -> None:
     if on_lost not in ("cancel", "signal") or on_close not in ("release", "lease"):
-        raise misused("on_lost is 'cancel' or 'signal', on_close 'release' or 'lease'")
+        raise usage_error("on_lost is 'cancel' or 'signal', on_close 'release' or 'lease'")
 
 
 def timeout_of(timeout: Duration | None) -> timedelta | None:
     """The checked timeout."""
     if timeout is None:
         return None
-    return timedelta(milliseconds=misuse(limits.milliseconds, "timeout", timeout))
+    return timedelta(milliseconds=as_usage_error(limits.milliseconds, "timeout", timeout))
 
 
 class Lock(Semaphore):

@@ -12,7 +12,7 @@ from redlease_temporal.payloads.coordinator import Adoption, Requester
 from redlease_temporal.payloads.locks import AcquireCall, AdoptCall
 
 
-class Asked(NamedTuple):
+class AcquireSpec(NamedTuple):
     """The checked parameters of an acquire. `weight`: in units of the resource; `key`: None for that of the run."""
 
     ticket: str | None
@@ -30,28 +30,28 @@ def original_run_of(info: workflow.Info) -> str:
     return original or (info.run_id if info.continued_run_id else info.first_execution_run_id)
 
 
-def request_name(wish: AcquireCall) -> str:
+def request_name(call: AcquireCall) -> str:
     """Names a request of this run: the same in replays and after a reset, another in the next run of the chain."""
-    number = wish.local_id.split(":")[1]
-    resource = hashlib.sha256(wish.terms.resource.encode()).hexdigest()[:16]
+    number = call.local_id.split(":")[1]
+    resource = hashlib.sha256(call.terms.resource.encode()).hexdigest()[:16]
     return f"{original_run_of(workflow.info())}/{number}/{resource}"
 
 
-def requester_of(wish: AcquireCall, name: str) -> Requester:
+def requester_of(call: AcquireCall, name: str) -> Requester:
     """This run as the requester, with the request's name."""
     info = workflow.info()
-    return Requester(info.workflow_id, info.run_id, wish.chain, name)
+    return Requester(info.workflow_id, info.run_id, call.chain, name)
 
 
-def adoption_of(adopting: AdoptCall) -> Adoption:
+def adoption_of(call: AdoptCall) -> Adoption:
     """The message by which this run adopts a permit from the workflow that keeps it."""
-    wish, permit = adopting.wish, adopting.permit
+    acquire_call, permit = call.wish, call.permit
     return Adoption(
         permit.ticket,
         permit.fence,
-        requester_of(wish, request_name(wish)),
-        wish.terms.lease_ms,
-        wish.on_close,
-        wish.max_hold_ms,
-        adopting.refence,
+        requester_of(acquire_call, request_name(acquire_call)),
+        acquire_call.terms.lease_ms,
+        acquire_call.on_close,
+        acquire_call.max_hold_ms,
+        call.refence,
     )

@@ -20,7 +20,7 @@ from temporalio.exceptions import ApplicationError
 from redlease import limits
 from redlease.models import Permit
 from redlease_temporal.errors import Unavailable
-from redlease_temporal.payloads.locks import HEADER, Granted, Guard, Lost
+from redlease_temporal.payloads.locks import HEADER, GrantedSignal, LostSignal, PermitHeader
 
 from .cancellation import retrieve_exception
 from .mailbox import RunMailbox
@@ -32,11 +32,11 @@ T = TypeVar("T")
 CONFIRM_S = (2.0, 600.0)  # the first and the longest pause of a run that was reset, until it knows what it still has
 
 
-class Held(Protocol):
+class RunHold(Protocol):
     """A hold as its run sees it."""
 
     @property
-    def guard(self) -> Guard | None:
+    def permit_header(self) -> PermitHeader | None:
         """The guard for an activity started now; None once the hold is released or detached."""
 
     def lose(self, why: str, *, replaced: bool = False) -> None:
@@ -67,9 +67,9 @@ class Run:
     task_queue: str
     wait_attempt_s: float
     resource_label: ResourceLabel | None = None
-    inherited: list[Guard] = field(default_factory=list)
+    inherited: list[PermitHeader] = field(default_factory=list)
     tickets: dict[str, int] = field(default_factory=dict)
-    holds: list[Held] = field(default_factory=list)
+    holds: list[RunHold] = field(default_factory=list)
     granted: dict[tuple[str, str], Permit] = field(default_factory=dict)
     mailbox: RunMailbox = field(default_factory=RunMailbox)
     under_way: set[asyncio.Future[Any]] = field(default_factory=set)
@@ -103,13 +103,13 @@ class Run:
         while self.releases.get(resource):
             await workflow.wait(list(self.releases[resource]))
 
-    def begin_again(self) -> None:
+    def confirm_after_reset(self) -> None:
         """The server has reset the run: what it held may be another's, and nobody knows of its requests any more."""
         self.resets += 1
         if self.confirming is not None:
             self.confirming.cancel()
         # The run may end before the answers come: only a local activity that is under way holds it up.
-        self.confirming = asyncio.create_task(_confirm([*(held.confirm for held in self.holds), *self.on_reset]))
+        self.confirming = asyncio.create_task(_confirm([*(hold.confirm for hold in self.holds), *self.on_reset]))
         self.confirming.add_done_callback(retrieve_exception)
 
     @contextlib.contextmanager
@@ -141,27 +141,27 @@ class Run:
 
     def _is_idle(self) -> bool:
         """Called when no task of the run can proceed: every cancelled task has handled its cancellation."""
-        given_up = any(task.cancelling() > before for task, before in self.requests)
-        return not (given_up or self.under_way or self.mailbox.tasks)
+        is_cancelled = any(task.cancelling() > before for task, before in self.requests)
+        return not (is_cancelled or self.under_way or self.mailbox.tasks)
 
     def number(self, resource: str) -> int:
         """Counts the requests for a resource: a replay of the same code gets the same numbers."""
         number = self.tickets[resource] = self.tickets.get(resource, 0) + 1
         return number
 
-    def on_granted(self, granted: Granted) -> None:
+    def on_granted(self, granted: GrantedSignal) -> None:
         """Handles the signal of a grant: from a relay if waiting is by signal, or from the resource's keeper."""
         if granted.keeper:
             self.mailbox.on_granted(granted)
         else:
             self.granted[granted.permit.resource, granted.permit.ticket] = granted.permit
 
-    def on_lost(self, lost: Lost) -> None:
+    def on_lost(self, lost: LostSignal) -> None:
         """Handles the signal of a loss, which a relay may send more than once, and late."""
-        for held in list(self.holds):
-            guard = held.guard
-            if guard is not None and guard.names == (lost.resource, lost.ticket, lost.fence):
-                held.lose(lost.why, replaced=lost.replaced)
+        for hold in list(self.holds):
+            permit_header = hold.permit_header
+            if permit_header is not None and permit_header.names == (lost.resource, lost.ticket, lost.fence):
+                hold.lose(lost.why, replaced=lost.replaced)
 
 
 async def _confirm(questions: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
@@ -179,17 +179,17 @@ async def _confirm(questions: list[Callable[[], Coroutine[Any, Any, None]]]) -> 
 
 _current: ContextVar[Run] = ContextVar("redlease_run")
 # The guards of a call made now: of the holds entered around it, and those that the workflow's parent passed on.
-_around: ContextVar[tuple[Callable[[], Guard | None], ...]] = ContextVar("redlease_around", default=())
+_permit_headers: ContextVar[tuple[Callable[[], PermitHeader | None], ...]] = ContextVar("redlease_around", default=())
 
 
 def enter(run: Run) -> None:
     """Sets the context for workflow code of this run."""
     _current.set(run)
-    _around.set(tuple(_inherited(guard) for guard in run.inherited))
+    _permit_headers.set(tuple(_from_caller(permit_header) for permit_header in run.inherited))
 
 
-def _inherited(guard: Guard) -> Callable[[], Guard]:
-    return lambda: guard
+def _from_caller(permit_header: PermitHeader) -> Callable[[], PermitHeader]:
+    return lambda: permit_header
 
 
 def fails_the_task(error: BaseException) -> bool:
@@ -214,29 +214,29 @@ def current() -> Run:
     return run
 
 
-def begin_guarding(held: Held) -> None:
+def pass_permit_header(hold: RunHold) -> None:
     """Adds the hold's guard to all calls that this task starts from now on."""
-    _around.set((*_around.get(), lambda: held.guard))
+    _permit_headers.set((*_permit_headers.get(), lambda: hold.permit_header))
 
 
-def guards_here() -> list[Guard]:
+def permit_headers_here() -> list[PermitHeader]:
     """The guards of a call that is started now."""
-    return [guard for find in _around.get() if (guard := find()) is not None]
+    return [permit_header for find in _permit_headers.get() if (permit_header := find()) is not None]
 
 
-def with_guards(headers: Mapping[str, Payload]) -> Mapping[str, Payload]:
+def with_permit_headers(headers: Mapping[str, Payload]) -> Mapping[str, Payload]:
     """The headers with the guards of the call."""
-    guards = guards_here()
-    if not guards:
+    permit_headers = permit_headers_here()
+    if not permit_headers:
         return headers
-    data = json.dumps([guard.texts() for guard in guards]).encode()
+    data = json.dumps([permit_header.texts() for permit_header in permit_headers]).encode()
     return {**headers, HEADER: Payload(metadata={"encoding": b"json/plain"}, data=data)}
 
 
-def read_guards(headers: Mapping[str, Payload]) -> list[Guard]:
+def read_permit_headers(headers: Mapping[str, Payload]) -> list[PermitHeader]:
     """The guards in a call's headers."""
     payload = headers.get(HEADER)
-    return [] if payload is None else [Guard(*guard[:4]) for guard in json.loads(payload.data)]
+    return [] if payload is None else [PermitHeader(*permit_header[:4]) for permit_header in json.loads(payload.data)]
 
 
 def ticket_of(info: workflow.Info, number: str) -> str:

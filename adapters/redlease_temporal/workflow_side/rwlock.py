@@ -42,7 +42,7 @@ class RWLock:
         ...     await workflow.execute_activity(publish, start_to_close_timeout=SOON)
     """
 
-    def __init__(self, terms: locks.Terms, backend: Backend) -> None:
+    def __init__(self, terms: locks.ResourceTerms, backend: Backend) -> None:
         self.read = ReadSide(terms, backend)
         self.write = WriteSide(terms, backend)
 

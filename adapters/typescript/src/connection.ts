@@ -6,7 +6,7 @@ import {RedleaseError, Unavailable} from "./errors.js";
 import {LUA} from "./lua.js";
 import {codeOf, url, words, type Operation, type Raw, type Values} from "./protocol.js";
 
-const PATIENCE_MS = [250, 3000] as const; // how long, at least and at most, a reply is waited for before the connection is given up
+const SILENCE_MS = [250, 3000] as const; // how long, at least and at most, a reply is waited for before the connection is given up
 const RETRY_MS = 100;
 export const ANSWER_WITHIN_MS = 5000; // how long a call that does not wait for others goes on
 const TRANSIENT = new Set(["LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOSCRIPT", "READONLY"]);
@@ -48,7 +48,7 @@ export class Connection {
     for (const redis of [this.#calls, this.#messages]) {
       // ioredis waits for ever for the replies to what it sends before a connection is ready.
       const opening = new Timer(() => redis.disconnect(true));
-      redis.on("connect", () => opening.set(nowMs() + PATIENCE_MS[1])).on("ready", () => opening.clear());
+      redis.on("connect", () => opening.set(nowMs() + SILENCE_MS[1])).on("ready", () => opening.clear());
       redis.on("close", () => opening.clear()).on("error", (error: Error) => this.#failed(error));
     }
     this.#calls.on("ready", () => this.#reached());
@@ -75,7 +75,7 @@ export class Connection {
     if (!this.#isReady && !(await this.ready(withinMs))) return new Repeat(false);
     const [tag, sentMs] = [String(++this.#tag), nowMs()];
     const line = words(name, keys, tag, values);
-    const patience = Math.max(PATIENCE_MS[0], Math.min(patienceMs, PATIENCE_MS[1]));
+    const patience = Math.max(SILENCE_MS[0], Math.min(patienceMs, SILENCE_MS[1]));
     let raw = await this.#send(["EVALSHA", ...line], patience);
     if (raw instanceof Repeat && raw.code === "NOSCRIPT") {
       await this.#send(["SCRIPT", "LOAD", LUA[name].text], patience);
@@ -114,7 +114,7 @@ export class Connection {
   get #isReady(): boolean { return this.#calls.status === "ready" && this.#hasListened; }
 
   #listen(): Promise<void> {
-    const timer = at(nowMs() + PATIENCE_MS[1], () => this.#messages.disconnect(true)); // then the command fails
+    const timer = at(nowMs() + SILENCE_MS[1], () => this.#messages.disconnect(true)); // then the command fails
     const listened = () => { if (!this.#isListening) (this.#isListening = true), this.#reached(); };
     const subscribed = this.#messages.subscribe(this.channel).then(listened, (error: Error) => this.#failed(error));
     return subscribed.finally(() => clearTimeout(timer));

@@ -5,8 +5,8 @@ import {LeaseLost} from "./errors.js";
 import {type Ask, type Message, type Permit} from "./protocol.js";
 import {ticketOn, type Outcome, type Pending, type Session} from "./queue.js";
 
-const RENEWALS_A_LEASE = 3;
-const CLAIM_MS = 250; // after which a grant that was handed over is renewed to its full lease
+const RENEWALS_PER_LEASE = 3;
+const FULL_LEASE_MS = 250; // after which a grant that was handed over is renewed to its full lease
 const RECOVER_MS = 250; // after a reconnect, all leases are renewed within this time
 const RETRY_MS = [100, 5000] as const;
 const RELEASE_WITHIN_MS = 3000; // so long `release` waits for the server; it is repeated in the background after that
@@ -31,10 +31,10 @@ export class Hold implements AsyncDisposable {
     [this.permit, this.ask, this.request, this.unsure, this.#session] = [permit, ask, request, unsure, session];
     [this.#untilMs, this.#first] = [untilMs, handedOver];
     const left = untilMs - nowMs();
-    const claim = ask.leaseMs < left ? 0 : CLAIM_MS;
+    const claim = ask.leaseMs < left ? 0 : FULL_LEASE_MS;
     session.holds.set(request, this);
     this.#deadline.set(untilMs);
-    this.#renewal.set(nowMs() + Math.min(left / RENEWALS_A_LEASE, handedOver ? claim : Infinity));
+    this.#renewal.set(nowMs() + Math.min(left / RENEWALS_PER_LEASE, handedOver ? claim : Infinity));
     for (const message of late) this.onMessage(message);
   }
 
@@ -119,7 +119,7 @@ export class Hold implements AsyncDisposable {
     const shorten = this.#first ? 1 : 0; // the place may have had longer to live than a lease lasts
     if (shorten) this.#untilMs = Math.min(this.#untilMs, nowMs() + ask.leaseMs - SERVER_TICK_MS);
     const values = {ticket: ask.ticket, fence, lease_ms: ask.leaseMs, shorten, idle_ttl_ms: ask.idleTtlMs};
-    const patience = [ask.leaseMs / RENEWALS_A_LEASE, this.#untilMs - nowMs()] as const;
+    const patience = [ask.leaseMs / RENEWALS_PER_LEASE, this.#untilMs - nowMs()] as const;
     const sent = this.#session.connection.attempt("renew", ask.keys, values, ...patience);
     const answer = await sent.catch(() => new Repeat(false));
     this.#renewing = false;
@@ -132,7 +132,7 @@ export class Hold implements AsyncDisposable {
     if (!deadline) return this.#lose("the server no longer has it: it lapsed, was released by its ticket, or the data was lost");
     [this.#first, this.#failures, this.#untilMs] = [false, 0, answer.sentMs + ask.leaseMs - SERVER_TICK_MS];
     Object.assign(this.permit, {expires_at_ms: deadline, capacity});
-    const dueMs = answer.sentMs + (ask.leaseMs / RENEWALS_A_LEASE) * (0.9 + 0.1 * Math.random());
+    const dueMs = answer.sentMs + (ask.leaseMs / RENEWALS_PER_LEASE) * (0.9 + 0.1 * Math.random());
     this.#renewal.sooner(this.#again ? 0 : dueMs);
   }
 }

@@ -6,7 +6,7 @@ import {AcquireTimeout, QueueFull, RedleaseError, Withdrawn} from "./errors.js";
 import type {Hold} from "./hold.js";
 import {acquireValues, readAcquired, readBeaten, readMessage, type Ask, type Message, type Reply} from "./protocol.js";
 
-const BEATS_A_LEASE = 3;
+const HEARTBEATS_PER_LEASE = 3;
 const STAGGER_PLACES = 200; // a waiter calls 1 ms later for each that is ahead of it, so that not all call at once
 const ROUNDING_MS = 2; // the server rounds to whole ms
 const FENCE_AHEAD_MS = 1000; // how far the fence of a message may be ahead of the server's clock
@@ -67,7 +67,7 @@ export class Pending {
     place.waiters.add(this);
     this.#mayHave = true;
     const values = acquireValues(ask, this.request, from, this.#arrival);
-    const answer = await session.connection.attempt("acquire", ask.keys, values, ask.leaseMs / BEATS_A_LEASE);
+    const answer = await session.connection.attempt("acquire", ask.keys, values, ask.leaseMs / HEARTBEATS_PER_LEASE);
     if (answer instanceof Repeat) {
       this.unsure ||= answer.unanswered;
       this.#again = true;
@@ -177,7 +177,7 @@ export class Place {
   #confirm(sentMs: number, leaseMs: number, {ahead, soonestMs}: Pick<Reply, "ahead" | "soonestMs">): number {
     this.untilMs = Math.max(this.untilMs ?? 0, sentMs + leaseMs - SERVER_TICK_MS);
     const expiryMs = nowMs() + soonestMs + ROUNDING_MS + Math.min(ahead, STAGGER_PLACES);
-    return Math.min(sentMs + leaseMs / BEATS_A_LEASE, soonestMs < 0 ? Infinity : expiryMs);
+    return Math.min(sentMs + leaseMs / HEARTBEATS_PER_LEASE, soonestMs < 0 ? Infinity : expiryMs);
   }
 
   #due(): void {
@@ -193,7 +193,7 @@ export class Place {
     const leaseMs = Math.max(...[...this.waiters].map((each) => each.ask.waiterLeaseMs));
     const values = {place: name, waiter_lease_ms: leaseMs, ticket: first.ask.ticket, idle_ttl_ms: first.ask.idleTtlMs};
     this.#beating = true;
-    const sent = this.session.connection.attempt("beat", this.keys, values, leaseMs / BEATS_A_LEASE, leftMs);
+    const sent = this.session.connection.attempt("beat", this.keys, values, leaseMs / HEARTBEATS_PER_LEASE, leftMs);
     const answer = await sent.catch(() => new Repeat(false, RETRY_MS));
     this.#beating = false;
     if (name !== this.name) return;
@@ -267,7 +267,7 @@ export class Session {
     for (let unanswered = false; ; ) {
       const tombstone_ms: number = bury || unsure || unanswered ? leaseMs : 0;
       const values = {ticket, request, fence: fence ?? "", tombstone_ms, notify: 0, idle_ttl_ms: idleTtlMs};
-      const answer = await this.connection.attempt("release", keys, values, leaseMs / BEATS_A_LEASE, untilMs - nowMs());
+      const answer = await this.connection.attempt("release", keys, values, leaseMs / HEARTBEATS_PER_LEASE, untilMs - nowMs());
       if (!(answer instanceof Repeat)) {
         if (answer.reply[1]) this.followUp(ask);
         return answer.reply[0] === 1 || unanswered; // a copy whose reply was lost has removed it

@@ -42,7 +42,7 @@ class Job:
 READY = b"ready\n"
 
 
-def tell(did: str, ticket: str, **more: Any) -> None:
+def print_error(did: str, ticket: str, **more: Any) -> None:
     """Reports a step in one write, so that the line is complete even if the process is killed right after."""
     line = json.dumps({"did": did, "ticket": ticket, "at": time.monotonic(), **more})
     os.write(sys.stdout.fileno(), line.encode() + b"\n")
@@ -60,16 +60,16 @@ async def work(job: Job) -> None:
 
 async def _round(pool: Semaphore, ticket: str, job: Job) -> None:
     """Holds the permit once. Reports "leave" before the permit is released."""
-    tell("ask", ticket)
+    print_error("ask", ticket)
     lost = True
     try:
         async with pool.hold(ticket=ticket) as hold:
-            tell("enter", ticket, fence=hold.fence, granted_at_ms=hold.permit.granted_at_ms)
+            print_error("enter", ticket, fence=hold.fence, granted_at_ms=hold.permit.granted_at_ms)
             try:
                 await asyncio.sleep(random.uniform(*job.holds))
                 lost = False
             finally:
-                tell("leave", ticket, lost=lost)
+                print_error("leave", ticket, lost=lost)
     except LeaseLost:
         return  # "leave" has reported it
 

@@ -82,16 +82,16 @@ class Evidence:
     failures: list[str] = field(default_factory=list)
     ended_at: float = 0.0
 
-    def record(self, consumer: str, told: dict[str, Any], at: float) -> Turn:
+    def record(self, consumer: str, text: dict[str, Any], at: float) -> Turn:
         """Records one event that a consumer reported: what it did, with which ticket, and when."""
-        ticket = told["ticket"]
-        if told["did"] == "ask":
+        ticket = text["ticket"]
+        if text["did"] == "ask":
             self.turns[ticket] = Turn(consumer, ticket, at)
         turn = self.turns[ticket]
-        if told["did"] == "enter":
-            turn.entered_at, turn.fence, turn.granted_at_ms = at, told["fence"], told["granted_at_ms"]
-        elif told["did"] == "leave":
-            turn.left_at, turn.lost = at, told["lost"]
+        if text["did"] == "enter":
+            turn.entered_at, turn.fence, turn.granted_at_ms = at, text["fence"], text["granted_at_ms"]
+        elif text["did"] == "leave":
+            turn.left_at, turn.lost = at, text["lost"]
         return turn
 
     def killed(self, consumer: str) -> Kill | None:

@@ -122,12 +122,14 @@ class Demo:
         """Records what a consumer reports, until it exits."""
         complaint = asyncio.create_task(_stream(process.stderr).read())
         async for line in _stream(process.stdout):
-            told = json.loads(line)
-            self.evidence.record(name, told, told["at"] - self._began)
+            text = json.loads(line)
+            self.evidence.record(name, text, text["at"] - self._began)
         status = await process.wait()
-        said = (await complaint).decode().strip().splitlines()
+        detail = (await complaint).decode().strip().splitlines()
         if status != 0 and self.evidence.killed(name) is None:
-            self.evidence.failures.append(f"{name} ended with status {status}: {said[-1] if said else 'no message'}")
+            self.evidence.failures.append(
+                f"{name} ended with status {status}: {detail[-1] if detail else 'no message'}"
+            )
 
     async def _end_consumers(self) -> None:
         """Closes the consumers' input, which ends them, and kills those that take too long."""

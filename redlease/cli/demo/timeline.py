@@ -88,7 +88,7 @@ class Drawing:
         entered = last if turn.entered_at is None else turn.entered_at
         left = last if turn.left_at is None else turn.left_at
         y, colour = self.y(turn.consumer), self.colour(turn.consumer)
-        tip = f"<title>{escape(_told(turn, place, entered, left))}</title>"
+        tip = f"<title>{escape(_text(turn, place, entered, left))}</title>"
         yield (
             f'<rect class="waiting" x="{self.x(turn.asked_at)}" y="{y + 6}" height="{BAR - 12}" fill="{colour}" '
             f'width="{self.width(turn.asked_at, entered)}">{tip}</rect>'
@@ -151,7 +151,7 @@ class Drawing:
             yield f'<circle class="kill-spot" cx="{x:.1f}" cy="{middle}" r="10"/><path class="kill-cross" d="{arms}"/>'
 
 
-def _told(turn: Turn, place: int | None, entered: float, left: float) -> str:
+def _text(turn: Turn, place: int | None, entered: float, left: float) -> str:
     lines = [f"ticket {turn.ticket}", f"waited {entered - turn.asked_at:.3f} s from {turn.asked_at:.3f} s"]
     if turn.entered_at is not None:
         lines += [f"held {left - entered:.3f} s from {entered:.3f} s", f"grant {place}, fence {turn.fence}"]

@@ -31,13 +31,13 @@ STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
 class Finding:
     """What one check has found.
 
-    `said`: the fact; `advice`: what to do, empty if there is nothing; `server`: the address of a master, empty for what
-    concerns all of them.
+    `detail`: the fact; `advice`: what to do, empty if there is nothing; `server`: the address of a master, empty for
+    what concerns all of them.
     """
 
     check: str
     level: Level
-    said: str
+    detail: str
     advice: str = ""
     server: str = ""
 
@@ -59,12 +59,12 @@ def lines_of(findings: list[Finding], width: int | None) -> Iterator[Text]:
     for each in findings:
         level = each.level.name.lower()
         head = f"{level:7}  {each.check:{checks}}  "
-        said = plain(f"{each.server}: {each.said}" if each.server and len(servers) > 1 else each.said)
+        detail = plain(f"{each.server}: {each.detail}" if each.server and len(servers) > 1 else each.detail)
         if width is None:
-            lines = [". ".join(filter(None, (said, plain(each.advice))))]
+            lines = [". ".join(filter(None, (detail, plain(each.advice))))]
         else:
             room = max(20, width - len(head))
-            lines = [*_wrapped(said, room), *_wrapped(f"→ {plain(each.advice)}" if each.advice else "", room)]
+            lines = [*_wrapped(detail, room), *_wrapped(f"→ {plain(each.advice)}" if each.advice else "", room)]
         for number, line in enumerate(lines):
             text = Text((head if number == 0 else " " * len(head)) + line)
             text.stylize(STYLES[each.level], 0, len(level) if number == 0 else 0)

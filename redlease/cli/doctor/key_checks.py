@@ -89,7 +89,7 @@ def _judge_damage(looks: list[Snapshot | str]) -> Finding:
 def _judge_leases(snapshots: list[Snapshot]) -> Finding:
     """Looks for permits that have missed two renewals: a hold renews three times in a lease."""
     holders = sum(len(snapshot.holders) for snapshot in snapshots)
-    said = f"{_count(holders, 'permit')} on {_count(len(snapshots), 'resource')}"
+    detail = f"{_count(holders, 'permit')} on {_count(len(snapshots), 'resource')}"
     overdue = [
         _overdue(permit, permit.expires_at_ms - snapshot.server_time_ms)
         for snapshot in snapshots
@@ -97,11 +97,11 @@ def _judge_leases(snapshots: list[Snapshot]) -> Finding:
         if permit.expires_at_ms - snapshot.server_time_ms < permit.lease_ms / 3
     ]
     if not overdue:
-        return Finding("leases", Level.OK, f"{said}, none overdue for renewal")
+        return Finding("leases", Level.OK, f"{detail}, none overdue for renewal")
     return Finding(
         "leases",
         Level.WARNING,
-        f"{said}, {len(overdue)} not renewed for two thirds of the lease: {_named(overdue)}",
+        f"{detail}, {len(overdue)} not renewed for two thirds of the lease: {_named(overdue)}",
         "Their holders look dead or stalled, unless they took plain permits, which nobody renews. They pass on when "
         "the lease ends; `redlease release NAME TICKET` is sooner",
     )

@@ -86,8 +86,8 @@ def _heads(view: View) -> Text:
 def _opened(view: View, width: int, rows: int) -> Iterator[Text]:
     """Yields the lines of one resource: who holds and who waits, and the end of its history."""
     if view.detail is None:
-        told = f"{plain(view.opened or '')}: being read" if not view.trouble else printable(view.trouble)
-        yield from (Text(line, "dim" if not view.trouble else "red") for line in textwrap.wrap(told, width))
+        text = f"{plain(view.opened or '')}: being read" if not view.trouble else printable(view.trouble)
+        yield from (Text(line, "dim" if not view.trouble else "red") for line in textwrap.wrap(text, width))
         return
     lines = list(snapshot.lines_of(view.detail.snapshot, width))
     if view.detail.entries:

@@ -5,7 +5,7 @@
 -- request is sent again; one that has waited for too long is refused, and the next ones go on with the look.
 local STEP = 64 -- what a call looks at: a waiter counts as one, and one more for each 1,024 bytes; and four more if it is removed
 local GAP_US, OTHERS_MS = 1000, 10 -- one call looks in that time, whatever their number; the others come again so much later
-local PATIENCE_MS = 200 -- how long a request is told to wait in all: fewer than 1,000
+local SILENCE_MS = 200 -- how long a request is told to wait in all: fewer than 1,000
 local us, token = clock[1] * 1000000 + clock[2], arrival < 0 and -arrival or 1000 * now
 local asked, waited_ms = math.floor(token / 1000), token % 1000
 
@@ -29,7 +29,7 @@ local function look(field, ranks, is_full)
   local complete, rest = string.match(known or '0', '^(%d+) ?(.*)$')
   local began, went_on, score, entry = string.match(rest, '^(%d+) (%d+) (%S+) (.*)$')
   complete, began, went_on = tonumber(complete), tonumber(began), tonumber(went_on)
-  if waited_ms >= PATIENCE_MS then return end
+  if waited_ms >= SILENCE_MS then return end
   if began and went_on <= us and us < went_on + GAP_US then return OTHERS_MS end
   local left, wait_ms = STEP, nil
   while is_full() do

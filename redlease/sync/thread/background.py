@@ -163,7 +163,7 @@ class Background:
     ended = False
     why = CLOSED
     exits = False
-    orphaned = False
+    is_foreign = False
     _ident: int | None = None  # of its thread, as soon as that can tell
     _is_launched = False
     _taken = 0  # how often the loop has looked at what was posted
@@ -177,17 +177,17 @@ class Background:
         self._context = Context()  # of no caller: what runs on for the client would keep it alive
         self._stopping = asyncio.Event()
         # Not `call_soon_threadsafe`, which is Python and can be interrupted before it has done anything.
-        self._ear, self._mouth = socket.socketpair()
-        self._ear.setblocking(False)
-        self._mouth.setblocking(False)
-        self._wake: Callable[[bytes], int] = self._mouth.send
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._wake: Callable[[bytes], int] = self._wake_writer.send
         self._thread = threading.Thread(target=self._live, name="redlease", daemon=True)
         self._begun = threading.Lock()
 
     def discard(self) -> None:
         """Closes one that was never used."""
-        self._ear.close()
-        self._mouth.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     # Called by any thread
 
@@ -241,7 +241,7 @@ class Background:
             RedleaseError: Nobody will end the wait, as the call is of a signal handler that came too late.
         """
         while not call.done.acquire(True, SLICE_S):
-            if self.orphaned or (self.exits and get_ident() == threading.main_thread().ident):
+            if self.is_foreign or (self.exits and get_ident() == threading.main_thread().ident):
                 raise RedleaseError(CLOSED)
 
     @property
@@ -299,7 +299,7 @@ class Background:
 
     def join(self, within_s: float = STOP_S) -> None:
         """Waits until the thread has ended, if it has begun."""
-        if self._ident is not None and not self.orphaned:
+        if self._ident is not None and not self.is_foreign:
             self._thread.join(within_s)
 
     # In its thread
@@ -338,12 +338,12 @@ class Background:
         self._do_posted()
         for call in list(self.calls):  # cancelled before their first step
             call.fail()
-        self._ear.close()
-        self._mouth.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def _take(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._ear.recv(4096)
+            self._wake_reader.recv(4096)
         self._taken += 1  # before it looks: who posts from now on wakes it again
         self._do_posted()
 
@@ -360,7 +360,7 @@ class Background:
             call.cancel()
 
     async def _until_stopped(self) -> None:
-        asyncio.get_running_loop().add_reader(self._ear, self._take)
+        asyncio.get_running_loop().add_reader(self._wake_reader, self._take)
         await self._stopping.wait()
 
     async def _abandon(self) -> None:
@@ -368,7 +368,7 @@ class Background:
             await client.abandon()
         self.ended = True  # before the last look: who posts from now on sees it
         self._do_posted()
-        asyncio.get_running_loop().remove_reader(self._ear)
+        asyncio.get_running_loop().remove_reader(self._wake_reader)
 
     def leave(self, client: redlease.Redlease) -> None:
         """Counts a client no more, and ends the loop if that was the last one."""
@@ -424,7 +424,7 @@ def _begin_in_child() -> None:
     global _process  # noqa: PLW0603  the one of the parent is of no use here
     left = _process.background
     if left is not None:
-        left.orphaned = left.ended = True
+        left.is_foreign = left.ended = True
     _process = Process((*_process.orphans, *([left] if left is not None else [])))
 
 

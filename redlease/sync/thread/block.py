@@ -52,7 +52,7 @@ def drop(twin: redlease.Hold) -> None:
     lease = lease_of(twin)
     if not lease.ended and not lease.lost:
         lease.end()
-        lease.keeper.give_back(lease)
+        lease.manager.release(lease)
     lease.make_room(clock.now_ms())
 
 

@@ -21,26 +21,26 @@ from .greenlets import check_threads
 T = TypeVar("T")
 
 
-class Losable(Protocol):
+class LossSource(Protocol):
     """What a thread has entered with `on_lost="raise"`."""
 
     def _take_loss(self) -> LeaseLost | None:
         """Returns the error if it is lost and its thread has not been told yet."""
 
 
-class EnteredHere(threading.local):
+class ThreadBlocks(threading.local):
     """What the current thread has entered with `on_lost="raise"`."""
 
     def __init__(self) -> None:
         # Weak: what an interruption has left in it must be collected. Not a WeakSet, of which no finalizer may enter
         # another block while this looks through it.
-        self.blocks: dict[int, weakref.ref[Losable]] = {}
+        self.blocks: dict[int, weakref.ref[LossSource]] = {}
 
-    def add(self, block: Losable) -> None:
+    def add(self, block: LossSource) -> None:
         """Has the thread told when it is lost."""
         self.blocks[id(block)] = weakref.ref(block)
 
-    def discard(self, block: Losable) -> None:
+    def discard(self, block: LossSource) -> None:
         """Has the thread told no more."""
         self.blocks.pop(id(block), None)
 
@@ -53,12 +53,12 @@ class EnteredHere(threading.local):
                 raise loss
 
 
-entered_here = EnteredHere()
+thread_blocks = ThreadBlocks()
 
 
 def _forget_in_child() -> None:
     """Forgets the blocks that the forking thread was in, which are its parent's."""
-    entered_here.blocks.clear()
+    thread_blocks.blocks.clear()
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch
@@ -76,7 +76,7 @@ class ProcessClient:
         self._make = make
         self._twin = self._made()
         self._background: Background | None = None
-        self._is_observed = self._twin.session.keeper.emit is not None
+        self._is_observed = self._twin.session.manager.emit is not None
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -129,8 +129,8 @@ class ProcessClient:
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]], *, undo: Undo[T] | None = None) -> T:
         """Runs what begins something new; first raises the loss of a permit that the thread is to be told of."""
-        if entered_here.blocks:
-            entered_here.raise_loss()
+        if thread_blocks.blocks:
+            thread_blocks.raise_loss()
         context = copy_context() if self._is_observed else None  # spans are children of the caller's own
         return self.background.run(self, work, undo=undo, context=context)
 

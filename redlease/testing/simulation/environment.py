@@ -28,7 +28,7 @@ DRAWS = (
 )
 
 
-def stand_ins(loop: SimulatedLoop) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+def patches(loop: SimulatedLoop) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """Yield which name of which module is replaced, and by what."""
 
     def elapsed() -> float:
@@ -75,7 +75,7 @@ def replaced(loop: SimulatedLoop) -> Iterator[None]:
         return call
 
     try:
-        for module, name, stand_in in stand_ins(loop):
+        for module, name, stand_in in patches(loop):
             real = getattr(module, name)
             before.append((module, name, real))
             setattr(module, name, only_here(real, stand_in))

@@ -10,8 +10,8 @@ from typing import Any
 from redlease.client import Redlease
 from redlease.session.leases import Lease
 
-from .book import Book
 from .engines import NAMES, Executed
+from .ledger import Ledger
 from .process import Process
 
 LATE_MS = 2.0  # by how much a loss may be noticed late, in time that takes no time to run code
@@ -29,7 +29,7 @@ class Judge:
         violations: Which promises were broken, each with what happened.
         clients: The clients that live, and the process of each.
         books: What is known of each resource, by the name of its first key.
-        pardoned_until_ms: Overlap is bounded by a lease after the server lost data or its clock was stepped.
+        violations_allowed_until_ms: Overlap is bounded by a lease after the server lost data or its clock was stepped.
         longest_ms: The longest lease that was asked for.
         is_off: Whether it judges no more.
     """
@@ -38,8 +38,8 @@ class Judge:
         self._now_ms, self._server_us = now_ms, server_us
         self.violations: list[str] = []
         self.clients: dict[Redlease, Process] = {}
-        self.books: dict[str, Book] = defaultdict(Book)
-        self.pardoned_until_ms = 0.0
+        self.ledgers: dict[str, Ledger] = defaultdict(Ledger)
+        self.violations_allowed_until_ms = 0.0
         self.longest_ms = 0
         self.is_off = False
 
@@ -51,7 +51,7 @@ class Judge:
         key, args = words[0].decode(), [word.decode() for word in words[5:]]
         if name == "acquire":
             self.longest_ms = max(self.longest_ms, int(args[5]))
-        found = self.books[key].read(self._server_us(), name, args, executed.reply[1:], executed.messages)
+        found = self.ledgers[key].read(self._server_us(), name, args, executed.reply[1:], executed.messages)
         self._add(f"{key}: {violation}" for violation in found)
         self.look()
 
@@ -65,59 +65,59 @@ class Judge:
         now_ms = self._now_ms()
         believed: dict[str, dict[tuple[str, int], int]] = defaultdict(dict)
         for client, process in self.clients.items():
-            for lease in client._keeper.leases.values():
+            for lease in client._manager.leases.values():
                 if lease.lost or lease.ended:
                     continue
                 if now_ms >= lease.deadline_ms:
                     self._look_at_notice(lease, process, now_ms)
                     continue
-                key = lease.ask.resource.state_key.decode()
-                believed[key][lease.ask.ticket, lease.fence] = lease.ask.weight
-                if now_ms >= self.pardoned_until_ms:
-                    self._look_at_belief(self.books[key], lease, now_ms)
-        if now_ms >= self.pardoned_until_ms:
+                key = lease.request.resource.state_key.decode()
+                believed[key][lease.request.ticket, lease.fence] = lease.request.weight
+                if now_ms >= self.violations_allowed_until_ms:
+                    self._look_at_belief(self.ledgers[key], lease, now_ms)
+        if now_ms >= self.violations_allowed_until_ms:
             for key, weights in believed.items():
-                if sum(weights.values()) > self.books[key].capacity:
+                if sum(weights.values()) > self.ledgers[key].capacity:
                     self._add([f"{key}: exclusion (P1): {list(weights)} believe to hold at once"])
 
     def _look_at_notice(self, lease: Lease, process: Process, now_ms: float) -> None:
         due_ms = max(lease.deadline_ms, process.woke_at * 1000)
         if now_ms > due_ms + LATE_MS:
-            self._add([f"notice (P7): {lease.ask.ticket} was lost {now_ms - due_ms:.0f} ms ago, and is not told"])
+            self._add([f"notice (P7): {lease.request.ticket} was lost {now_ms - due_ms:.0f} ms ago, and is not told"])
 
-    def _look_at_belief(self, book: Book, lease: Lease, now_ms: float) -> None:
-        ticket, server_ms = lease.ask.ticket, self._server_us() / 1000
-        if ticket in book.taken:
+    def _look_at_belief(self, ledger: Ledger, lease: Lease, now_ms: float) -> None:
+        ticket, server_ms = lease.request.ticket, self._server_us() / 1000
+        if ticket in ledger.taken:
             return
-        book.now_us = self._server_us()
-        held = book.holds(ticket, lease.fence)
+        ledger.now_us = self._server_us()
+        held = ledger.holds(ticket, lease.fence)
         if held is None:
             self._add([f"notice (P7): {ticket} believes to hold under {lease.fence}, and the server does not"])
         elif lease.deadline_ms - now_ms > held.until_ms - server_ms + ROUNDING_MS:
             self._add([f"notice (P7): {ticket} believes to hold for longer than the server does"])
 
-    def pardon(self) -> None:
+    def allow_violation(self) -> None:
         """The server has lost data, or its clock was stepped: overlap is bounded by a lease from now on."""
-        self.pardoned_until_ms = self._now_ms() + self.longest_ms
+        self.violations_allowed_until_ms = self._now_ms() + self.longest_ms
 
     def save(self) -> Any:
         """Return what is known of the server now."""
-        return copy.deepcopy(dict(self.books))
+        return copy.deepcopy(dict(self.ledgers))
 
     def restore(self, saved: Any) -> None:
         """The server has gone back to what it had then."""
-        for key, book in self.books.items():
-            fence, taken = book.fence, book.taken
-            book.forget()
+        for key, ledger in self.ledgers.items():
+            fence, taken = ledger.fence, ledger.taken
+            ledger.forget()
             if saved and key in saved:
-                vars(book).update(vars(copy.deepcopy(saved[key])))
-            book.fence, book.taken, book.has_lost = fence, taken, True
+                vars(ledger).update(vars(copy.deepcopy(saved[key])))
+            ledger.fence, ledger.taken, ledger.has_lost = fence, taken, True
 
     def left_behind(self) -> dict[str, list[str]]:
         """Return the tickets that hold or wait now, by the name of their resource's first key."""
         left = {}
-        for key, book in self.books.items():
-            book.now_us = self._server_us()
-            if tickets := book.live():
+        for key, ledger in self.ledgers.items():
+            ledger.now_us = self._server_us()
+            if tickets := ledger.live():
                 left[key] = tickets
         return left

@@ -54,9 +54,9 @@ class PublishingModel(Model):
 
     def publish_to_sharers(self, entry: Entry, kind: str, rest: str = "", but: str = "") -> None:
         """Publish to all who use a ticket, but one."""
-        for place, request in entry.claims:
-            if request != but:
-                self.publish(place, f"{kind} {request}{rest}")
+        for place, request_id in entry.claims:
+            if request_id != but:
+                self.publish(place, f"{kind} {request_id}{rest}")
 
     def publish_to_head(self) -> None:
         """Tell the first waiter to call at once."""
@@ -211,17 +211,17 @@ class PublishingModel(Model):
         return super().beat(place, waiter_lease, ticket, idle)
 
     def release(  # noqa: PLR0917 - the arguments of the call, in its order
-        self, ticket: str, request: str, fence: str, tombstone: int, notify: int, idle: int
+        self, ticket: str, request_id: str, fence: str, tombstone: int, notify: int, idle: int
     ) -> Reply:
         """Take a ticket out, and tell the others who use it."""
         known = self.find(ticket)
         claims = list(known.claims) if known else []
-        reply = super().release(ticket, request, fence, tombstone, notify, idle)
+        reply = super().release(ticket, request_id, fence, tombstone, notify, idle)
         if known and self.find(ticket) is not known:
             heard = notify or claims[0][1].startswith("h") or len(claims) > 1
             if heard:
                 known.claims = claims
-                self.publish_to_sharers(known, "x", but=request)
+                self.publish_to_sharers(known, "x", but=request_id)
         return reply
 
     def renew(self, ticket: str, fence: int, lease: int, shorten: str, idle: int) -> Reply:
@@ -232,8 +232,8 @@ class PublishingModel(Model):
         if held and 0 < reply[0] < was_until:
             self.publish_to_head()
             if shorten == "told":
-                place, request = held.claims[0]
-                self.publish(place, f"r {request}")
+                place, request_id = held.claims[0]
+                self.publish(place, f"r {request_id}")
         return reply
 
     def adopt(self, ticket: str, *args: object) -> Reply:

@@ -125,7 +125,7 @@ class Session:
         elif fault != "lose":
             self._out.append(data * (2 if fault == "double" else 1))
 
-    def befall(self, kind: str, seconds: float) -> None:
+    def inject(self, kind: str, seconds: float) -> None:
         """Remember what befalls the next call, reply or message."""
         if kind == "repeat_request":
             self.repeat_after_s = seconds

@@ -221,7 +221,7 @@ class Simulation:
         for number, fault in enumerate(self.faults):
             if fault.kind == "failover":
                 self.loop.put(max(0.0, fault.at - fault.seconds), ARRIVED, self._server_process, self._save, number)
-            self.loop.put(fault.at, ARRIVED, self._server_process, self._befall, number, fault)
+            self.loop.put(fault.at, ARRIVED, self._server_process, self._inject, number, fault)
 
     def _begin(self, each: Started) -> None:
         settings: dict[str, Any] = {"owner": each.process.name, "on_event": self._on_event} | each.settings
@@ -237,7 +237,7 @@ class Simulation:
             each.error = error
         self._judge.clients.pop(client, None)
         each.has_ended = True
-        self._look_who_lives()
+        self._check_finished()
         self._trace.append((self.loop.now, "event", (each.process.name, "ended", repr(each.error))))
 
     def _on_event(self, event: Event) -> None:
@@ -249,7 +249,7 @@ class Simulation:
     def _is_over(self) -> bool:
         return self._has_ended or bool(self._judge.violations or self.loop.failures)
 
-    def _look_who_lives(self) -> None:
+    def _check_finished(self) -> None:
         """See whether everybody has ended, or somebody has failed."""
         every = self._started.values()
         self._has_ended = any(each.error for each in every) or not any(each.lives for each in every)
@@ -259,12 +259,12 @@ class Simulation:
     def _save(self, number: int) -> None:
         self._saved[number] = (self._server.engine.save(), self._judge.save())
 
-    def _befall(self, number: int, fault: Fault) -> None:
+    def _inject(self, number: int, fault: Fault) -> None:
         self._trace.append((self.loop.now, "fault", (fault.kind, fault.process, fault.seconds)))
         if fault.kind in BREAKS:
-            self._judge.pardon()
+            self._judge.allow_violation()
         if fault.process:
-            self._befall_process(self._started[fault.process], fault)
+            self._inject_into_process(self._started[fault.process], fault)
         elif fault.kind == "step_clock":
             self._server_process.clock_offset_s += fault.seconds
         else:
@@ -278,7 +278,7 @@ class Simulation:
     def _listen(self) -> None:
         self._server.is_up = True
 
-    def _befall_process(self, each: Started, fault: Fault) -> None:
+    def _inject_into_process(self, each: Started, fault: Fault) -> None:
         process, kind, seconds = each.process, fault.kind, fault.seconds
         if kind == "pause":
             process.stop(self.loop.now, seconds)
@@ -290,12 +290,12 @@ class Simulation:
             process.is_alive = False
             if each.client is not None:
                 self._judge.clients.pop(each.client, None)
-            self._look_who_lives()
+            self._check_finished()
         for link in self._network.of(process):
             if kind in {"kill", "cut", "cut_late"}:
                 link.cut(seconds if kind == "cut_late" else None)
             else:
-                link.peer.befall(kind, seconds)
+                link.peer.inject(kind, seconds)
 
     # How it ends
 

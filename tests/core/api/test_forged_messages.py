@@ -84,13 +84,13 @@ async def test_a_forged_grant_runs_nothing(client: Redlease, other: Redlease, ra
 async def test_what_is_drawn_cannot_be_guessed(client: Redlease) -> None:
     """No request id tells another one, nor does a ticket tell its request."""
     lock, session = client.lock("r"), client.session
-    asks = [lock._ask(lock._usual, ids)[0] for ids in (session.ids, session.hold_ids) for _ in range(500)]
-    assert len({ask.request for ask in asks}) == len({ask.ticket for ask in asks}) == 1000
+    asks = [lock._ask(lock._default_spec, ids)[0] for ids in (session.ids, session.hold_ids) for _ in range(500)]
+    assert len({ask.request_id for ask in asks}) == len({ask.ticket for ask in asks}) == 1000
     for ask in asks:
-        assert ask.request not in ask.ticket
-        assert ask.ticket not in ask.request
-        assert len(ask.request) >= 20
-        assert client.session.connection.client_id not in ask.request
+        assert ask.request_id not in ask.ticket
+        assert ask.ticket not in ask.request_id
+        assert len(ask.request_id) >= 20
+        assert client.session.connection.client_id not in ask.request_id
 
 
 async def test_a_fence_ahead_of_the_clock_is_not_believed(client: Redlease, other: Redlease, raw: Any) -> None:

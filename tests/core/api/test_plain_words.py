@@ -186,16 +186,16 @@ async def test_what_is_remembered_of_adoptions_is_bounded(client: Redlease, monk
         await break_off(f"t{number}")
     await asyncio.sleep(0.6)
     await break_off("last")
-    assert len(client.session.remembered.adopting) == 1
+    assert len(client.session.memory.adopting) == 1
 
 
 async def test_what_was_warned_of_is_bounded(client: Redlease, caplog: pytest.LogCaptureFixture) -> None:
     """A capacity that differs is warned of once a name; the names are not kept for ever."""
     for number in range(1100):
-        client.session.remembered.declared(_ask(client, f"r{number}"), 2)
-        client.session.remembered.declared(_ask(client, f"r{number}"), 2)
+        client.session.memory.declared(_ask(client, f"r{number}"), 2)
+        client.session.memory.declared(_ask(client, f"r{number}"), 2)
     assert len(caplog.records) == 1100
-    assert len(client.session.remembered._warned) <= 1000
+    assert len(client.session.memory._warned) <= 1000
 
 
 def _ask(client: Redlease, name: str) -> Any:

@@ -117,7 +117,7 @@ async def test_both_who_wait_with_a_ticket_are_granted(others: list[Redlease]) -
     # A place that outlives the test by far: without the message the grant would be noticed at the next beat only.
     waiting = [asyncio.ensure_future(each.lock("r", waiter_lease=60).hold(ticket="T")) for each in (a, b)]
     await queued(c, "T")
-    await eventually(lambda: all(each.session.places for each in (a, b)))
+    await eventually(lambda: all(each.session.waiter_leases for each in (a, b)))
     await c.lock("r").release(permit)
     async with asyncio.timeout(10):
         first, second = await asyncio.gather(*waiting)
@@ -135,7 +135,7 @@ async def test_the_place_lasts_as_long_as_one_of_them_lives(others: list[Redleas
     first = asyncio.ensure_future(a.lock("r", waiter_lease=2).hold(ticket="T"))
     await queued(c, "T")
     second = asyncio.ensure_future(b.lock("r", waiter_lease=0.2).hold(ticket="T"))
-    await eventually(lambda: b.session.places)
+    await eventually(lambda: b.session.waiter_leases)
     await b.abandon()  # as when its process dies: nothing is taken back
     await asyncio.sleep(0.5)
     assert await waits(c, "T")
@@ -165,7 +165,7 @@ async def test_a_first_renewal_shortens_no_other_lease(others: list[Redlease]) -
     first = asyncio.ensure_future(a.lock("r", lease=60, waiter_lease=30).hold(ticket="T"))
     await queued(c, "T")
     second = asyncio.ensure_future(b.lock("r", lease=1, waiter_lease=30).hold(ticket="T"))
-    await eventually(lambda: b.session.places)
+    await eventually(lambda: b.session.waiter_leases)
     await c.lock("r").release(permit)
     first_hold, second_hold = await asyncio.gather(first, second)
     await eventually(lambda: second_hold.permit.expires_at_ms != second_hold.permit.granted_at_ms)
@@ -183,7 +183,7 @@ async def test_who_comes_after_a_dead_process_has_the_ticket_alone(others: list[
     await queued(c, "T")
     await a.abandon()
     again = asyncio.ensure_future(b.lock("r", waiter_lease=10).acquire(ticket="T"))
-    await eventually(lambda: b.session.places)
+    await eventually(lambda: b.session.waiter_leases)
     await asyncio.sleep(0.5)  # the place of the former life is over
     await cancelled(again)
     await eventually(lambda: c.lock("r").inspect())
@@ -230,7 +230,7 @@ async def test_many_who_wait_with_one_ticket(make_client: MakeClient, client: Re
     permit = await client.lock("r").acquire()
     many = [await make_client() for _ in range(20)]
     waiting = [asyncio.ensure_future(each.lock("r", waiter_lease=60).acquire(ticket="T")) for each in many]
-    await eventually(lambda: all(each.session.places for each in many))
+    await eventually(lambda: all(each.session.waiter_leases for each in many))
     later = asyncio.ensure_future(client.lock("r", waiter_lease=60).acquire(ticket="U"))
     await queued(client, "U")
     for task in waiting[2:]:
@@ -264,7 +264,7 @@ async def test_an_adopter_takes_no_lease_from_who_joined(others: list[Redlease],
     assert hold.fence == adopted.fence
     lease = lease_of(adopted)
     await c.session.connection.call(
-        *(lease.ask.resource, scripts.ADOPT, "T", permit.fence, lease.ask.request, c.session.new_name()),
+        *(lease.request.resource, scripts.ADOPT, "T", permit.fence, lease.request.request_id, c.session.new_name()),
         *(1000, int(refence), 86_400_000, arguments.label("c", {})),
     )
     (held,) = (await a.lock("r").inspect()).holders

@@ -95,7 +95,7 @@ async def test_a_late_copy_still_grants_nothing(client: Redlease) -> None:
     assert await client.lock("r").release("T")
     with pytest.raises(Exception, match="taken out"):
         await waiting
-    again = client.session.enter(late.ask, claim=True)
+    again = client.session.enter(late.request, needs_full_lease=True)
     with pytest.raises(Exception, match="taken out"):
         await again.future
     client.session.leave(again)
@@ -118,14 +118,14 @@ async def test_a_full_queue_of_the_living_is_looked_through_once(
     await eventually(lambda: any(each.sequence for each in dead.session.pending.values()))
     await dead.abandon()
     await asyncio.sleep(0.3)
-    looks = []
+    large_reads = []
     for _ in range(3):
         before = (await raw.info("commandstats"))["cmdstat_hget"]["calls"]
         with pytest.raises(QueueFull):
             await lock.acquire()
-        looks.append((await raw.info("commandstats"))["cmdstat_hget"]["calls"] - before)
-    assert looks[0] >= 301
-    assert max(looks[1:]) < 100
+        large_reads.append((await raw.info("commandstats"))["cmdstat_hget"]["calls"] - before)
+    assert large_reads[0] >= 301
+    assert max(large_reads[1:]) < 100
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

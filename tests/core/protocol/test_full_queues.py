@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from servers import Server
 
 MOST_COMMANDS = 250  # of one refusal
-PATIENCE_MS = 200  # as parts/room.lua has it
+SILENCE_MS = 200  # as parts/room.lua has it
 
 
 @pytest.fixture(params=["", "k"], ids=["max_waiters", "max_waiters_per_key"])
@@ -98,7 +98,7 @@ def test_who_asked_long_ago_is_refused(crowd: Crowd, key: str) -> None:
     most = at_most(key, 500)
     began_ms = crowd.now_ms
     (reply, commands) = crowd.ask_until_told(key=key, most=most)
-    assert crowd.now_ms - began_ms == PATIENCE_MS
+    assert crowd.now_ms - began_ms == SILENCE_MS
     assert reply[:3] == [Status.FULL, 500, 0]
     (reply, rest) = crowd.ask_until_told(key=key, most=most)
     assert reply[:3] == [Status.FULL, 500, 0]
@@ -114,10 +114,10 @@ def test_no_dead_waiter_is_missed(crowd: Crowd, key: str, seed: int) -> None:
         crowd.wait(draw.choices(keys, k=20), weight=f"1 {draw.choice([0, 0, 3])}")
         crowd.wait_and_die(draw.choices(keys, k=draw.randint(0, 2)), f"gone|{draw.random()}")
     crowd.now_ms += GONE_MS
-    most, looks = at_most(key, 1), 0
+    most, large_reads = at_most(key, 1), 0
     reply = crowd.ask("late", key=key, most=most)
     while reply[0] == Status.FULL and reply[2]:
-        looks += 1
+        large_reads += 1
         ticket = draw.choice(crowd.waiting())
         crowd.release(ticket)
         crowd.dead.discard(ticket)
@@ -125,7 +125,7 @@ def test_no_dead_waiter_is_missed(crowd: Crowd, key: str, seed: int) -> None:
             crowd.ask(ticket, key=draw.choice(keys), weight=f"1 {draw.choice([0, 3])}")
         crowd.now_ms += reply[4]
         reply = crowd.ask("late", key=key, most=most, arrival=-reply[2])
-    assert looks > 2
+    assert large_reads > 2
     assert reply[:1] == [Status.FULL]
     left = crowd.dead & set(crowd.waiting())
     assert not {ticket for ticket in left if not key or crowd.key_of(ticket) == key}

@@ -12,7 +12,7 @@ from redis.asyncio import ConnectionPool
 from redlease import RedleaseError, limits
 from redlease.protocol import replies
 from redlease.protocol.encoding import Resource
-from redlease.protocol.faults import ErrorReply
+from redlease.protocol.error_replies import ErrorReply
 from redlease.protocol.replies import MESSAGE_BYTES_MAX, Message, ServerInfo
 from redlease.transport.connection import Connection
 from redlease.transport.driver import ReplyError

@@ -17,7 +17,7 @@ import redlease
 from redlease.guards import redis as guards
 from redlease.primitives import checkpoints
 from redlease.protocol import scripts
-from redlease.protocol.replies import Beaten, Granted, Queued, Status
+from redlease.protocol.replies import Granted, HeartbeatReply, Queued, Status
 from redlease_temporal.backends.redis import registry
 
 FILES = {
@@ -149,7 +149,7 @@ def test_replies_are_read_as_the_scripts_reply() -> None:
     """The named tuples of replies.py have as many fields as the heads tell."""
     assert len(reply_fields("acquire", "GRANTED")) == len(Granted._fields)
     assert len(reply_fields("acquire", "QUEUED")) == len(Queued._fields)
-    assert len(reply_fields("beat", "QUEUED")) == len(Beaten._fields)
+    assert len(reply_fields("beat", "QUEUED")) == len(HeartbeatReply._fields)
 
 
 # Keys

@@ -16,7 +16,7 @@ from redlease import NotReplicated, RedleaseError, limits
 from redlease.protocol import arguments, encoding, replies, scripts
 from redlease.protocol.arguments import AcquireRequest, Terms
 from redlease.protocol.encoding import Resource
-from redlease.protocol.faults import ErrorReply
+from redlease.protocol.error_replies import ErrorReply
 from redlease.protocol.replies import Message, ServerInfo
 from redlease.protocol.snapshots import Reading, read_record
 

@@ -11,13 +11,13 @@ import pytest
 
 from redlease import LeaseLost, Permit, RedleaseError
 from redlease.hold import lease_of
-from redlease.options import AcquireOptions
+from redlease.options import AcquireSpec
 from redlease.primitives.semaphore import Lock
 from redlease.protocol.arguments import Terms
 from redlease.protocol.encoding import Resource
 from redlease.protocol.replies import Message, Status
 from redlease.protocol.scripts import SCRIPTS, Script
-from redlease.session.leases import LeaseKeeper
+from redlease.session.leases import LeaseManager
 from redlease.session.queueing import Session
 from redlease.tickets import Tickets
 from redlease.transport.base import Departs, OnReply, Transport
@@ -81,10 +81,10 @@ class Wire(Transport):
     async def until_ready(self, resource: Resource | None = None) -> None:
         """Be ready."""
 
-    def be_patient_for(self, shortest_ms: Callable[[], float]) -> None:
+    def set_silence_limit(self, shortest_ms: Callable[[], float]) -> None:
         """Never give up."""
 
-    def look_sooner(self, wait_ms: float) -> None:
+    def check_silence_by(self, wait_ms: float) -> None:
         """Never give up."""
 
     async def subscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
@@ -109,13 +109,13 @@ def wires() -> Wire:
 @pytest.fixture
 def session(wires: Wire) -> Session:
     """The requests of a client over it."""
-    return Session(LeaseKeeper(wires))
+    return Session(LeaseManager(wires))
 
 
 @pytest.fixture
 def lock(session: Session) -> Lock:
     """A lock of that client."""
-    return Lock(Tickets(session, "p"), Resource("p", "r"), AcquireOptions.usual(TERMS))
+    return Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS))
 
 
 async def entered(lock: Lock, wires: Wire) -> Any:
@@ -138,7 +138,7 @@ async def test_a_grant_that_is_over_before_its_task_goes_on(
     session: Session, wires: Wire, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The loop stands still between the reply and the turn of the task: what lapsed meanwhile is asked for again."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireOptions.usual(TERMS._replace(lease_ms=100)))
+    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
     ways: dict[str, Callable[[], Any]] = {
         "hold": lock.hold,
         "block": lambda: lock.hold().__aenter__(),
@@ -159,7 +159,7 @@ async def test_a_grant_that_is_over_before_its_task_goes_on(
 async def test_a_grant_out_of_the_queue_that_is_over_before_its_task_goes_on(session: Session, wires: Wire) -> None:
     """The same of a grant that a message told of, which lasts as long as the place in the queue would have."""
     terms = TERMS._replace(waiter_lease_ms=100)
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireOptions.usual(terms))
+    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(terms))
     holding = asyncio.ensure_future(lock.hold())
     (await wires.next("acquire"))(QUEUED)
     (request,) = session.pending
@@ -173,7 +173,7 @@ async def test_a_grant_out_of_the_queue_that_is_over_before_its_task_goes_on(ses
 
 async def test_a_late_message_of_a_grant_gives_no_longer_lease(session: Session, wires: Wire) -> None:
     """A grant lasts no longer than its message says, though its client has extended the place in the queue since."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireOptions.usual(TERMS))
+    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS))
     holding = asyncio.ensure_future(lock.hold())
     (await wires.next("acquire"))(QUEUED)
     (request,) = session.pending
@@ -186,7 +186,7 @@ async def test_a_late_message_of_a_grant_gives_no_longer_lease(session: Session,
 
 async def test_a_late_message_of_a_grant_that_is_over(session: Session, wires: Wire) -> None:
     """A grant whose message comes after its end is none: the request is sent again."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireOptions.usual(TERMS))
+    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS))
     holding = asyncio.ensure_future(lock.hold())
     (await wires.next("acquire"))(QUEUED)
     (request,) = session.pending
@@ -197,7 +197,7 @@ async def test_a_late_message_of_a_grant_that_is_over(session: Session, wires: W
 
 async def test_a_grant_that_is_over_leaves_by_its_timeout(session: Session, wires: Wire) -> None:
     """The time that the caller gave goes on meanwhile, and what the second copy may get is given back."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireOptions.usual(TERMS._replace(lease_ms=100)))
+    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
     asking = asyncio.ensure_future(lock.acquire(timeout=0.15))
     (await wires.next("acquire"))(GRANTED)
     time.sleep(0.12)
@@ -209,7 +209,7 @@ async def test_a_grant_that_is_over_leaves_by_its_timeout(session: Session, wire
 
 async def test_a_client_that_closed_asks_for_nothing_again(session: Session, wires: Wire) -> None:
     """A grant that is over when its client is closed is given back."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireOptions.usual(TERMS._replace(lease_ms=100)))
+    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
     asking = asyncio.ensure_future(lock.acquire())
     (await wires.next("acquire"))(GRANTED)
     time.sleep(0.12)
@@ -221,7 +221,7 @@ async def test_a_client_that_closed_asks_for_nothing_again(session: Session, wir
 
 async def test_an_adoption_that_is_over_before_its_task_goes_on(session: Session, wires: Wire) -> None:
     """The same of a permit that is taken over, by the same request, which finds what the first copy got."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireOptions.usual(TERMS._replace(lease_ms=100)))
+    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
     adopting = asyncio.ensure_future(lock.adopt(Permit("r", "t", 7, 1, 1, 30_000, 0, 30_000, "o", {})))
     on_reply = await wires.next("adopt")
     (request,) = session.listeners
@@ -247,7 +247,7 @@ async def test_a_renewed_permit_that_is_over_before_its_task_goes_on(lock: Lock,
 async def test_a_renewal_is_sent_again(lock: Lock, session: Session, wires: Wire) -> None:
     """The same of a renewal, which would else be due at the end of the lease only."""
     hold = await entered(lock, wires)
-    session.keeper.schedule.at(-math.inf, lease_of(hold))
+    session.manager.schedule.at(-math.inf, lease_of(hold))
     (await wires.next("renew"))(None)
     await wires.next("renew")
     assert not hold.lost
@@ -255,9 +255,9 @@ async def test_a_renewal_is_sent_again(lock: Lock, session: Session, wires: Wire
 
 async def test_a_renewal_that_is_answered_too_late(session: Session, wires: Wire) -> None:
     """What was seen to be lost stays lost, though the reply to a renewal waited all along; the permit is given back."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireOptions.usual(TERMS._replace(lease_ms=100)))
+    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
     hold = await entered(lock, wires)
-    session.keeper.schedule.at(-math.inf, lease_of(hold))
+    session.manager.schedule.at(-math.inf, lease_of(hold))
     on_reply = await wires.next("renew")
     time.sleep(0.12)
     assert hold.lost
@@ -270,8 +270,8 @@ async def test_a_beat_is_sent_again(lock: Lock, session: Session, wires: Wire) -
     """The same of the beat that keeps a place."""
     acquiring = asyncio.create_task(lock.acquire())
     (await wires.next("acquire"))(QUEUED)
-    (place,) = session.places.values()
-    session.keeper.schedule.at(-math.inf, place)
+    (place,) = session.waiter_leases.values()
+    session.manager.schedule.at(-math.inf, place)
     (await wires.next("beat"))(None)
     await wires.next("beat")
     acquiring.cancel()
@@ -293,7 +293,7 @@ async def test_no_second_release_overtakes_the_first(lock: Lock, session: Sessio
     hold = await entered(lock, wires)
     releasing = asyncio.create_task(hold.release())
     on_reply = await wires.next("release")
-    session.keeper.on_ready()
+    session.manager.on_ready()
     assert not wires.calls
     on_reply([b"tag", 1, 0])
     assert await releasing
@@ -308,7 +308,7 @@ async def test_a_release_that_comes_in_one_read_with_the_grant(lock: Lock, sessi
     session.on_message(Message("r", request, ()))
     with pytest.raises(LeaseLost, match="released by its ticket"):
         await acquiring
-    assert not session.keeper.leases
+    assert not session.manager.leases
     assert not wires.calls
 
 
@@ -347,7 +347,7 @@ async def test_an_adopted_permit_that_is_released_before_its_adopter_goes_on(
     session.on_message(Message("x", request, ()))
     with pytest.raises(LeaseLost, match="released by its ticket"):
         await adopting
-    assert not session.keeper.leases
+    assert not session.manager.leases
     assert not session.listeners
     again = asyncio.ensure_future(lock.adopt(permit))
     (await wires.next("adopt"))([b"tag", 9, 0, 30_000, 1, 1])
@@ -360,17 +360,17 @@ async def test_each_key_is_asked_about_in_turn(lock: Lock, session: Session, wir
     for number, key in enumerate("aab"):
         tasks.append(asyncio.ensure_future(lock.acquire(key=key, ticket=f"{key}{number}", share=2)))
         (await wires.next("acquire"))([b"tag", Status.QUEUED, number + 1, number, -1, 1, 0, 0, 0])
-    (place,) = session.places.values()
+    (place,) = session.waiter_leases.values()
     asked = []
     for _ in range(4):
         first = place._first(0.0)
         assert first is not None
-        asked.append(first.ask.ticket)
+        asked.append(first.request.ticket)
         place.on_due(0.0)
         (await wires.next("beat"))([b"tag", Status.QUEUED, 0, -1, 1, 0])
     assert asked == ["a0", "b2", "a0", "b2"]
     session.on_ready()
-    assert {waiting.ask.ticket for waiting in session.pending.values() if waiting.due_ms is not None} == {
+    assert {waiting.request.ticket for waiting in session.pending.values() if waiting.due_ms is not None} == {
         "a0",
         "a1",
         "b2",

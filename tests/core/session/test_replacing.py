@@ -79,9 +79,9 @@ async def test_a_search_for_dead_waiters_is_over_once_queued(servers: Servers, m
     pool = client.lock("r")
     hold = await pool.hold()
     waiting = ask(client, pool, "first")
-    waiting.ask = waiting.ask._replace(arrival=-1000)  # as where it was told so
+    waiting.request = waiting.request._replace(arrival=-1000)  # as where it was told so
     await until_waiting(pool, 1)
-    waiting.ask_again(0)
+    waiting.resend_after(0)
     await pool.locked()
     await hold.release()
     assert await asyncio.wait_for(waiting.future, 5)

@@ -40,7 +40,7 @@ async def test_it_stands_before_those_who_came_after_it(client: Redlease) -> Non
     for waiting in (again, later, newcomer):
         assert await asyncio.wait_for(waiting.future, 15)
         client.session.leave(waiting)
-        await pool.release(waiting.ask.ticket)
+        await pool.release(waiting.request.ticket)
 
 
 async def test_it_is_granted_at_once_where_it_would_have_been(client: Redlease) -> None:
@@ -77,4 +77,4 @@ async def test_the_bound_on_waiters_does_not_keep_it_out(client: Redlease) -> No
     for waiting in (again, other):
         assert await asyncio.wait_for(waiting.future, 15)
         client.session.leave(waiting)
-        await pool.release(waiting.ask.ticket)
+        await pool.release(waiting.request.ticket)

@@ -61,7 +61,7 @@ async def test_requests_of_one_moment_end_in_one_place(client: Redlease, raw: re
     for waiting in (first, second):
         assert await asyncio.wait_for(waiting.future, 5)
         client.session.leave(waiting)
-        await pool.release(waiting.ask.ticket)
+        await pool.release(waiting.request.ticket)
 
 
 async def test_a_place_that_the_server_alone_knows_is_not_used_again(

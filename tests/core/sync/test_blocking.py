@@ -294,9 +294,9 @@ def test_what_is_collected_in_the_background_thread_is_released(client: Redlease
         with client.lock(name).hold():
             yield
 
-    kept: list[Any] = [client.leader("a").terms(), holding("b")]
-    assert [next(generator) for generator in kept]
-    client._client.background.post(kept.clear)
+    subscribed_keys: list[Any] = [client.leader("a").terms(), holding("b")]
+    assert [next(generator) for generator in subscribed_keys]
+    client._client.background.post(subscribed_keys.clear)
     for name in "ab":
         with client.lock(name).hold(timeout=10):
             pass

@@ -73,8 +73,8 @@ def test_what_a_url_of_a_cluster_says_goes_to_every_node() -> None:
     assert where.seeds == [Address("one", 6379), Address("two", 7000)]
     pool = where.pool(Address("::1", 7001))
     assert pool.connection_class is SSLConnection
-    kept = {"host": "::1", "port": 7001, "username": "me", "password": "p@s:,", "ssl_ca_certs": "ca.pem"}
-    assert kept.items() <= pool.connection_kwargs.items()
+    subscribed_keys = {"host": "::1", "port": 7001, "username": "me", "password": "p@s:,", "ssl_ca_certs": "ca.pem"}
+    assert subscribed_keys.items() <= pool.connection_kwargs.items()
     assert pool.connection_kwargs["client_name"] == "x"
 
 
@@ -84,8 +84,8 @@ def test_what_a_url_of_sentinels_says() -> None:
     pool = read_url(url, {})
     assert isinstance(pool, SentinelConnectionPool)
     assert pool.service_name == "prime"
-    kept = {"db": 3, "username": "me", "password": "pass", "ssl_ca_certs": "ca.pem"}
-    assert kept.items() <= pool.connection_kwargs.items()
+    subscribed_keys = {"db": 3, "username": "me", "password": "pass", "ssl_ca_certs": "ca.pem"}
+    assert subscribed_keys.items() <= pool.connection_kwargs.items()
     assert issubclass(pool.connection_class, SSLConnection)
     asked = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
     assert [(one.connection_kwargs["host"], one.connection_kwargs["port"]) for one in asked] == [
@@ -136,8 +136,8 @@ def test_a_client_of_redis_py_gives_its_settings() -> None:
     """Nodes that a `RedisCluster` has not seen get its credentials too."""
     given = GivenServers(RedisCluster("one", 7000, username="me", password="pass"))
     assert given.seeds == [Address("one", 7000)]
-    kept = {"host": "two", "port": 7001, "username": "me", "password": "pass"}
-    assert kept.items() <= given.pool(Address("two", 7001)).connection_kwargs.items()
+    subscribed_keys = {"host": "two", "port": 7001, "username": "me", "password": "pass"}
+    assert subscribed_keys.items() <= given.pool(Address("two", 7001)).connection_kwargs.items()
 
 
 @pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "", "cluster://h:7000"])

@@ -30,7 +30,7 @@ async def test_a_cancellation_that_is_swallowed(kind: str, monkeypatch: pytest.M
             raise ConnectionError("what it waited for was done just then") from None
 
     monkeypatch.setattr(connection, "open_driver", swallowing)
-    monkeypatch.setattr(cluster, "ask_node", swallowing)
+    monkeypatch.setattr(cluster, "query_node", swallowing)
     # The next attempt begins after this pause, in which nothing swallows anything.
     monkeypatch.setattr(connection, "BACKOFF_S", (1000.0, 1000.0))
     monkeypatch.setattr(cluster, "BACKOFF_S", (1000.0, 1000.0))

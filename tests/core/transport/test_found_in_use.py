@@ -136,10 +136,10 @@ async def test_patience_follows_the_leases_that_are_kept(client: Redlease) -> No
     """A short lease makes a half-open connection noticed sooner only for as long as it is held."""
     connection = client._connection.endpoint_for(client.lock("r")._resource)
     assert isinstance(connection, Connection)
-    usual_ms = connection.patience_ms
+    usual_ms = connection.silence_limit_ms
     async with client.lock("r", lease=4).hold():
-        assert connection.patience_ms < usual_ms
-    assert connection.patience_ms == usual_ms
+        assert connection.silence_limit_ms < usual_ms
+    assert connection.silence_limit_ms == usual_ms
 
 
 async def test_refused_renewals_are_logged_once(
@@ -201,7 +201,7 @@ async def test_hundreds_of_dead_waiters_are_nobody(client: Redlease, make_client
     doomed = await queue_up(dying.lock("r", waiter_lease=4), 1)
     doomed += [asyncio.create_task(dying.lock("r", waiter_lease=4).acquire()) for _ in range(249)]
     await until_waiting(lock, 250, 20)
-    dying._keeper.schedule.close()  # it beats no more, as if it were dead
+    dying._manager.schedule.close()  # it beats no more, as if it were dead
     await until_waiting(lock, 0, 20)
     living = (await queue_up(client.lock("r", max_waiters=1), 1))[0]
     assert await lock.release(permit)

@@ -32,8 +32,8 @@ async def test_a_large_look_leaves_the_connection_alone(
     pool = client.semaphore("r", capacity=1000, lease=60)
     async with pool.hold():
         await asyncio.gather(*(pool.acquire(metadata=LARGE) for _ in range(600)))
-        looks = await asyncio.gather(pool.inspect(), pool.inspect())
-        for snapshot in looks:
+        large_reads = await asyncio.gather(pool.inspect(), pool.inspect())
+        for snapshot in large_reads:
             assert len(snapshot.holders) == 601
             assert [permit.metadata for permit in snapshot.holders[1:]] == [LARGE] * 600
     assert await pool.release_all() == 600
@@ -115,8 +115,8 @@ async def test_who_waits_behind_thousands_that_are_dead_is_listed(
 async def test_many_looks_at_once(make_client: MakeClient) -> None:
     """Hundreds of looks come through, a few at a time."""
     client = await make_client(call_timeout=60)  # fakeredis takes its time for so many on a busy machine
-    looks = await asyncio.gather(*(client.lock(f"r{number}").inspect() for number in range(300)))
-    assert [look.resource for look in looks] == [f"r{number}" for number in range(300)]
+    large_reads = await asyncio.gather(*(client.lock(f"r{number}").inspect() for number in range(300)))
+    assert [look.resource for look in large_reads] == [f"r{number}" for number in range(300)]
 
 
 @pytest.mark.slow
@@ -127,10 +127,10 @@ async def test_many_looks_during_an_outage(own_server: OwnServer, make_client: M
     lock = client.lock("r")
     server.pause()
     try:
-        looks = await asyncio.wait_for(
+        large_reads = await asyncio.wait_for(
             asyncio.gather(*(lock.inspect() for _ in range(100)), return_exceptions=True), 30
         )
     finally:
         server.resume()
-    assert [type(look) for look in looks] == [Unavailable] * 100
+    assert [type(look) for look in large_reads] == [Unavailable] * 100
     assert await lock.inspect()

@@ -103,12 +103,12 @@ async def test_a_server_that_loads_its_data(server: Server, make_client: MakeCli
         asked = asyncio.create_task(client.lock("other").acquire(timeout=30))
         inspecting = asyncio.create_task(lock.inspect())
         newcomer = Redlease.from_url(server.url)
-        anew = asyncio.create_task(newcomer.lock("third").acquire(timeout=30))
+        restart = asyncio.create_task(newcomer.lock("third").acquire(timeout=30))
         await has_met(client, "LOADING")
         await has_met(newcomer, "LOADING")
         assert not waiting.done()
     assert await asked
-    assert await anew
+    assert await restart
     assert (await inspecting).fence == permit.fence
     assert await lock.release(permit)
     assert (await asyncio.wait_for(waiting, 10)).fence > permit.fence

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redlease import Redlease
-from redlease.transport.base import Patience
+from redlease.transport.base import GrowingTimeout
 from redlease.transport.cluster import ASK_S
-from redlease.transport.topology import ask_node
+from redlease.transport.topology import query_node
 
 from clusters import Cluster, Watched
 
@@ -71,9 +71,9 @@ async def test_nodes_of_a_cluster_that_are_all_slow(prefix: str, monkeypatch: py
 
     async def slowly(servers: Servers, address: Address) -> Topology:
         await asyncio.sleep(1.5 * ASK_S[0])
-        return await ask_node(servers, address)
+        return await query_node(servers, address)
 
-    monkeypatch.setattr("redlease.transport.cluster.ask_node", slowly)
+    monkeypatch.setattr("redlease.transport.cluster.query_node", slowly)
     with Cluster("valkey9") as cluster:
         async with Redlease.from_url(cluster.url, prefix=prefix, call_timeout=60) as client:
             assert await client.lock("r").try_acquire()
@@ -89,7 +89,7 @@ async def test_each_late_attempt_doubles_the_time_limit_of_the_next(monkeypatch:
         return timeout(0 if len(limits) <= 3 else None)
 
     monkeypatch.setattr("redlease.transport.base.asyncio.timeout", noted)
-    patience = Patience(3.0)
+    patience = GrowingTimeout(3.0)
     for _ in range(3):
         with pytest.raises(TimeoutError):
             async with patience.attempt(1.0):

@@ -45,7 +45,7 @@ def server(own_server: OwnServer) -> Server:
 async def client(server: Server, make_client: MakeClient) -> Redlease:
     """A client of it, which does not take the pauses of these tests for a loss."""
     client = await make_client(url=server.url)
-    connection_of(client).be_patient_for(lambda: 1e9)
+    connection_of(client).set_silence_limit(lambda: 1e9)
     return client
 
 

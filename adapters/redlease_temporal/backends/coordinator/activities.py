@@ -14,14 +14,14 @@ from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError
 
 from redlease.models import Permit, Position, Snapshot
-from redlease_temporal.common.keeper_calls import ANSWER, Keepers, at_once, gone
+from redlease_temporal.common.resource_workflows import CALL_TIMEOUT, ResourceWorkflows, gather_limited, permit_gone
 from redlease_temporal.common.run_monitor import RunMonitor
 from redlease_temporal.payloads import coordinator
-from redlease_temporal.payloads.locks import Checking, Inspecting, Placing
+from redlease_temporal.payloads.locks import CheckCall, InspectCall, PositionCall
 
 from .workflow import Coordinator
 
-COORDINATORS = Keepers("its coordinator")
+COORDINATORS = ResourceWorkflows("its coordinator")
 
 
 class CoordinatorActivities:
@@ -37,10 +37,10 @@ class CoordinatorActivities:
     @property
     def local(self) -> list[Callable[..., Any]]:
         """For workers that run workflows."""
-        return [self.ask, self.outcome, self.renew, self.adopt, self.check, self.inspect, self.position]
+        return [self.send_request, self.outcome, self.renew, self.adopt, self.check, self.inspect, self.position]
 
     @activity.defn(name=coordinator.ASK)
-    async def ask(self, request: coordinator.Request) -> None:
+    async def send_request(self, request: coordinator.CoordinatorRequest) -> None:
         """Sends a request to the coordinator; starts it if it is not open."""
         try:
             await self._client.start_workflow(
@@ -51,89 +51,89 @@ class CoordinatorActivities:
                 start_signal="request",
                 start_signal_args=[request],
                 static_summary=f"coordinator of {request.terms.resource}",
-                rpc_timeout=ANSWER,
+                rpc_timeout=CALL_TIMEOUT,
             )
         except RPCError as error:
             raise COORDINATORS.unavailable(request.terms.resource, error) from error
 
     @activity.defn(name=coordinator.OUTCOME)
-    async def outcome(self, call: coordinator.Call) -> bool:
+    async def outcome(self, call: coordinator.CoordinatorCall) -> bool:
         """Whether a release, which the coordinator has, released a permit or withdrew a request."""
         return call.release is not None and bool(await self._query(call.terms.resource, "outcome", call.release.call))
 
     @activity.defn(name=coordinator.RENEW)
-    async def renew(self, call: coordinator.Call) -> Permit:
+    async def renew(self, call: coordinator.CoordinatorCall) -> Permit:
         """Renews a permit."""
         assert call.renewal is not None
         renewal, resource = call.renewal, call.terms.resource
         await self._signal(call, "renew", renewal)
-        found = await self._query(resource, "permit", renewal.ticket, renewal.fence)
-        if found is None or found.permit is None:
-            raise gone(resource, renewal.ticket, renewal.fence)
-        permit: Permit = found.permit
+        reply = await self._query(resource, "permit", renewal.ticket, renewal.fence)
+        if reply is None or reply.permit is None:
+            raise permit_gone(resource, renewal.ticket, renewal.fence)
+        permit: Permit = reply.permit
         return permit
 
     @activity.defn(name=coordinator.ADOPT)
-    async def adopt(self, call: coordinator.Call) -> Permit:
+    async def adopt(self, call: coordinator.CoordinatorCall) -> Permit:
         """Takes a permit over for a run."""
         assert call.adoption is not None
         adoption, resource = call.adoption, call.terms.resource
         await self._signal(call, "adopt", adoption)
-        found = await self._query(resource, "adopted", adoption.ticket, adoption.requester.request)
-        if found is None or found.permit is None:
-            raise gone(resource, adoption.ticket, adoption.fence)
-        permit: Permit = found.permit
+        reply = await self._query(resource, "adopted", adoption.ticket, adoption.requester.request)
+        if reply is None or reply.permit is None:
+            raise permit_gone(resource, adoption.ticket, adoption.fence)
+        permit: Permit = reply.permit
         return permit
 
     @activity.defn(name=coordinator.CHECK)
-    async def check(self, checking: Checking) -> bool:
+    async def check(self, call: CheckCall) -> bool:
         """Whether a permit is held now."""
-        return await self.has(checking)
+        return await self.has(call)
 
     async def are_held(self, resource: str, permits: list[tuple[str, int]]) -> list[bool]:
         """Whether each of these permits, by ticket and fence, is held now, by the coordinator's answer."""
         held: list[bool] | None = await self._query(resource, "are_held", permits)
         return [False] * len(permits) if held is None else held
 
-    async def has(self, checking: Checking) -> bool:
+    async def has(self, call: CheckCall) -> bool:
         """Whether a permit is held now, by the coordinator's answer."""
-        found = await self._query(checking.terms.resource, "permit", checking.ticket, checking.fence)
-        return found is not None and found.permit is not None
+        reply = await self._query(call.terms.resource, "permit", call.ticket, call.fence)
+        return reply is not None and reply.permit is not None
 
     @activity.defn(name=coordinator.INSPECT)
-    async def inspect(self, inspecting: Inspecting) -> Snapshot:
+    async def inspect(self, call: InspectCall) -> Snapshot:
         """The state of a resource; one without a coordinator is free."""
-        terms = inspecting.terms
-        found = await self._query(terms.resource, "snapshot", inspecting.limit)
-        return found or Snapshot(terms.resource, terms.capacity, (), (), 0, 0)
+        terms = call.terms
+        reply = await self._query(terms.resource, "snapshot", call.limit)
+        return reply or Snapshot(terms.resource, terms.capacity, (), (), 0, 0)
 
     @activity.defn(name=coordinator.POSITION)
-    async def position(self, placing: Placing) -> Position | None:
+    async def position(self, call: PositionCall) -> Position | None:
         """Where a ticket stands in the queue; nobody waits at a resource without a coordinator."""
-        found: Position | None = await self._query(placing.terms.resource, "position", placing.ticket)
-        return found
+        reply: Position | None = await self._query(call.terms.resource, "position", call.ticket)
+        return reply
 
     def _handle(self, resource: str) -> WorkflowHandle[Any, Any]:
         return self._client.get_workflow_handle(coordinator.workflow_id_of(resource))
 
-    async def _signal(self, call: coordinator.Call, name: str, said: object) -> bool:
+    async def _signal(self, call: coordinator.CoordinatorCall, name: str, message: object) -> bool:
         """Signals the coordinator; returns False if there is none."""
         resource = call.terms.resource
-        return await COORDINATORS.signal(resource, self._handle(resource), name, said)
+        return await COORDINATORS.signal(resource, self._handle(resource), name, message)
 
     async def _query(self, resource: str, name: str, *args: Any) -> Any:
         """Queries the coordinator; returns None if there is none."""
         return await COORDINATORS.query(resource, self._handle(resource), getattr(Coordinator, name), *args)
 
 
-class Looking:
+class StatusActivities:
     """The local activity by which the library's workflows look at runs, bound to the internal worker's client."""
 
     def __init__(self, monitor: RunMonitor) -> None:
         self._monitor = monitor
 
-    @activity.defn(name=coordinator.LOOK)
-    async def look(self, owners: list[coordinator.Owner]) -> list[coordinator.Seen]:
+    @activity.defn(name=coordinator.POLL)
+    async def poll(self, runs: list[coordinator.RunToPoll]) -> list[coordinator.RunStatusReply]:
         """The status of each of these runs."""
-        looks = await at_once(self._monitor.look((owner.workflow_id, owner.run_id)) for owner in owners)
-        return [coordinator.Seen(look.fate.value, look.open_run_id) for look in looks]
+        states = await gather_limited(self._monitor.poll((owner.workflow_id, owner.run_id)) for owner in runs)
+        return [coordinator.RunStatusReply(state.status.value, state.open_run_id) for state in states]

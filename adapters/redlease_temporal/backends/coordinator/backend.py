@@ -11,7 +11,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from redlease.models import Permit, Position, Snapshot
-from redlease_temporal.errors import NAMED, LockError, Unavailable, misused
+from redlease_temporal.errors import NAMED, LockError, Unavailable, usage_error
 from redlease_temporal.payloads import coordinator, locks
 from redlease_temporal.workflow_side.backend import LocalBackend, timed_out, try_once
 from redlease_temporal.workflow_side.mailbox import signal
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 # How long a coordinator may take to answer a request that does not queue. A worker that ends may take a workflow task
 # with it, and the server hands that out again after 10 s.
-ANSWERS_IN = timedelta(seconds=30)
+TRY_TIMEOUT = timedelta(seconds=30)
 STALE = "Stale"  # refusal: an earlier run, or execution of this task, withdrew the request
 BUSY = "Busy"  # refusal: the request would have to wait
 TRIES_MAX = 10
@@ -33,70 +33,72 @@ class CoordinatorBackend(LocalBackend):
     """A resource that workflow runs of one namespace share. `terms`: those of the resource."""
 
     name = "coordinator"
-    away = "its coordinator"
+    service = "its coordinator"
     has_turns = True
     replaces = True
 
-    async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+    async def acquire(self, run: Run, call: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         """Requests a permit and waits for the answer."""
         if timeout is not None and timeout <= timedelta(0):
-            return await try_once(self, run, wish, timeout)
+            return await try_once(self, run, call, timeout)
         try:
-            return await self._answer(run, wish, timeout)
+            return await self._answer(run, call, timeout)
         except LockError:  # some of them are TimeoutErrors too
             raise
         except TimeoutError:
-            raise timed_out(self.away, wish, timeout or timedelta(0)) from None
+            raise timed_out(self.service, call, timeout or timedelta(0)) from None
 
-    async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
+    async def try_acquire(self, run: Run, call: locks.AcquireCall) -> Permit | None:
         """Requests a permit without queueing."""
         try:
-            return await self._answer(run, wish, ANSWERS_IN)
+            return await self._answer(run, call, TRY_TIMEOUT)
         except LockError:
             raise
         except TimeoutError:
             message = (
-                f"resource {wish.terms.resource!r}: its coordinator did not answer in time. It is safe to try again"
+                f"resource {call.terms.resource!r}: its coordinator did not answer in time. It is safe to try again"
             )
-            raise Unavailable(message, resource=wish.terms.resource, ticket=wish.ticket) from None
+            raise Unavailable(message, resource=call.terms.resource, ticket=call.ticket) from None
         except _BusyError:
             return None
 
-    async def _answer(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+    async def _answer(self, run: Run, call: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         """Returns the permit, or raises the error in the answer; TimeoutError if there is none."""
         async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
             for number in range(TRIES_MAX):
                 suffix = f"+{number}" if number else ""
-                request = self._request(wish, request_name(wish) + suffix, timeout)
-                answer = await self._ask_and_wait(run, request, wish.local_id + suffix)
-                if isinstance(answer, locks.Granted):
-                    run.mailbox.kept.add((answer.permit.resource, answer.permit.ticket, answer.permit.fence))
+                request = self._request(call, request_name(call) + suffix, timeout)
+                answer = await self._request_and_wait(run, request, call.local_id + suffix)
+                if isinstance(answer, locks.GrantedSignal):
+                    run.mailbox.held_permits.add((answer.permit.resource, answer.permit.ticket, answer.permit.fence))
                     return answer.permit
                 if answer.error != STALE:
-                    raise _error(self._terms.resource, wish.ticket, answer)
+                    raise _refusal_error(self._terms.resource, call.ticket, answer)
         raise TimeoutError
 
-    async def _ask_and_wait(
-        self, run: Run, request: coordinator.Request, activity_id: str
-    ) -> locks.Granted | locks.Refused:
+    async def _request_and_wait(
+        self, run: Run, request: coordinator.CoordinatorRequest, activity_id: str
+    ) -> locks.GrantedSignal | locks.RefusedSignal:
         """Sends a request and returns the answer; withdraws the request if anything else ends the wait."""
         mailbox, name = run.mailbox, request.requester.request
         mailbox.awaited.add(name)
-        asked = -1
+        sent_in_reset = -1
 
-        def has_to_ask() -> bool:  # again after a reset: the answer went to the run before
-            return run.resets != asked
+        def has_to_send() -> bool:  # again after a reset: the answer went to the run before
+            return run.resets != sent_in_reset
 
         try:
-            while has_to_ask():
-                asked = run.resets
-                await self._ask_until_heard(request, f"{activity_id}r{asked}" if asked else activity_id)
+            while has_to_send():
+                sent_in_reset = run.resets
+                await self._request_until_delivered(
+                    request, f"{activity_id}r{sent_in_reset}" if sent_in_reset else activity_id
+                )
                 # What is there already may be out of date, as after a reset the server delivers signals again. Or an
                 # earlier execution of this workflow task has asked for it.
                 early = mailbox.answers.pop(name, None) or mailbox.early.pop(name, None)
                 if early is not None and await self._is_valid(early, request):
                     mailbox.answers[name] = early
-                await workflow.wait_condition(lambda: name in mailbox.answers or has_to_ask())
+                await workflow.wait_condition(lambda: name in mailbox.answers or has_to_send())
         # No other exceptions: an evicted run must not send signals.
         except (ApplicationError, asyncio.CancelledError):
             mailbox.forget(name)
@@ -107,23 +109,25 @@ class CoordinatorBackend(LocalBackend):
         mailbox.forget(name)
         return answer
 
-    async def _is_valid(self, answer: locks.Granted | locks.Refused, request: coordinator.Request) -> bool:
+    async def _is_valid(
+        self, answer: locks.GrantedSignal | locks.RefusedSignal, request: coordinator.CoordinatorRequest
+    ) -> bool:
         """Whether an answer is not out of date: the coordinator knows which permits are held."""
-        if isinstance(answer, locks.Refused):
+        if isinstance(answer, locks.RefusedSignal):
             return True
         while True:
             try:
-                return await self.check(locks.Checking(self._terms, answer.permit.ticket, answer.permit.fence))
+                return await self.check(locks.CheckCall(self._terms, answer.permit.ticket, answer.permit.fence))
             except Unavailable:
                 if not request.queue:
                     raise
                 await asyncio.sleep(PAUSE_S)
 
-    async def _ask_until_heard(self, request: coordinator.Request, activity_id: str) -> None:
+    async def _request_until_delivered(self, request: coordinator.CoordinatorRequest, activity_id: str) -> None:
         """Sends the request until it is delivered: a repeated request counts as the same."""
         for number in itertools.count():
             try:
-                await self._ask(
+                await self._call_activity(
                     coordinator.ASK, request, type(None), f"{activity_id}*{number}" if number else activity_id
                 )
             except Unavailable:
@@ -133,55 +137,59 @@ class CoordinatorBackend(LocalBackend):
             else:
                 return
 
-    def _request(self, wish: locks.AcquireCall, name: str, timeout: timedelta | None) -> coordinator.Request:
-        return coordinator.Request(
-            wish.terms,
-            wish.ticket,
-            requester_of(wish, name),
-            weight=wish.weight,
-            owner=wish.owner or shown_as(workflow.info()),
-            metadata=wish.metadata,
-            keep=wish.keep,
-            queue=wish.queue,
-            on_close=wish.on_close,
+    def _request(self, call: locks.AcquireCall, name: str, timeout: timedelta | None) -> coordinator.CoordinatorRequest:
+        return coordinator.CoordinatorRequest(
+            call.terms,
+            call.ticket,
+            requester_of(call, name),
+            weight=call.weight,
+            owner=call.owner or shown_as(workflow.info()),
+            metadata=call.metadata,
+            keep=call.keep,
+            queue=call.queue,
+            on_close=call.on_close,
             timeout_ms=None if timeout is None else timeout // timedelta(milliseconds=1),
-            max_hold_ms=wish.max_hold_ms,
-            key=wish.key,
-            share=wish.share,
-            full=wish.full,
-            grace_ms=wish.grace_ms,
+            max_hold_ms=call.max_hold_ms,
+            key=call.key,
+            share=call.share,
+            full=call.full,
+            grace_ms=call.grace_ms,
         )
 
-    async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
+    async def adopt(self, run: Run, call: locks.AdoptCall) -> Permit:
         """Takes over a permit."""
-        call = coordinator.Call(self._terms, adoption=adoption_of(adopting))
-        adopted = await self._ask(coordinator.ADOPT, call, Permit, adopting.wish.local_id)
-        run.mailbox.kept.add((adopted.resource, adopted.ticket, adopted.fence))
+        message = coordinator.CoordinatorCall(self._terms, adoption=adoption_of(call))
+        adopted = await self._call_activity(coordinator.ADOPT, message, Permit, call.wish.local_id)
+        run.mailbox.held_permits.add((adopted.resource, adopted.ticket, adopted.fence))
         return adopted
 
-    async def renew(self, renewing: locks.RenewCall) -> Permit:
+    async def renew(self, call: locks.RenewCall) -> Permit:
         """Renews a permit."""
-        renewal = coordinator.Renewal(renewing.permit.ticket, renewing.permit.fence, renewing.lease_ms)
-        return await self._ask(coordinator.RENEW, coordinator.Call(self._terms, renewal=renewal), Permit)
+        renewal = coordinator.Renewal(call.permit.ticket, call.permit.fence, call.lease_ms)
+        return await self._call_activity(
+            coordinator.RENEW, coordinator.CoordinatorCall(self._terms, renewal=renewal), Permit
+        )
 
-    async def release(self, giving: locks.ReleaseCall) -> bool:
+    async def release(self, call: locks.ReleaseCall) -> bool:
         """Releases a permit or withdraws a request; asks the coordinator for the outcome."""
-        release = self._release_of(giving, current().mailbox.call_name())
+        release = self._release_of(call, current().mailbox.call_name())
         if not await self._signal_release(release):
             return False
         try:
-            return await self._ask(coordinator.OUTCOME, coordinator.Call(self._terms, release=release), bool)
+            return await self._call_activity(
+                coordinator.OUTCOME, coordinator.CoordinatorCall(self._terms, release=release), bool
+            )
         except Unavailable:
             return False
 
-    async def end(self, giving: locks.ReleaseCall) -> bool:
+    async def end(self, call: locks.ReleaseCall) -> bool:
         """Releases a permit; returns True unless there is no coordinator."""
-        return await self._signal_release(self._release_of(giving, ""))
+        return await self._signal_release(self._release_of(call, ""))
 
-    def _release_of(self, giving: locks.ReleaseCall, call_name: str) -> coordinator.Release:
-        if giving.fence is not None:
-            current().mailbox.kept.discard((self._terms.resource, giving.ticket, giving.fence))
-        return coordinator.Release(giving.ticket, giving.fence, call=call_name)
+    def _release_of(self, call: locks.ReleaseCall, call_name: str) -> coordinator.Release:
+        if call.fence is not None:
+            current().mailbox.held_permits.discard((self._terms.resource, call.ticket, call.fence))
+        return coordinator.Release(call.ticket, call.fence, call=call_name)
 
     async def _signal_release(self, release: coordinator.Release) -> bool:
         """Signals a release; returns False if there is no coordinator."""
@@ -191,21 +199,21 @@ class CoordinatorBackend(LocalBackend):
         """Gives back all but one unit of a permit, by a signal."""
         downgrade = coordinator.Downgrade(call.ticket, call.fence)
         delivered = await signal(coordinator.workflow_id_of(self._terms.resource), "downgrade", downgrade)
-        return delivered and await self.check(locks.Checking(self._terms, call.ticket, call.fence))
+        return delivered and await self.check(locks.CheckCall(self._terms, call.ticket, call.fence))
 
-    async def check(self, checking: locks.Checking) -> bool:
+    async def check(self, call: locks.CheckCall) -> bool:
         """Whether the coordinator still has the permit."""
-        return await self._ask(coordinator.CHECK, checking, bool)
+        return await self._call_activity(coordinator.CHECK, call, bool)
 
-    async def position(self, placing: locks.Placing) -> Position | None:
+    async def position(self, call: locks.PositionCall) -> Position | None:
         """Where a ticket stands in the queue."""
-        return await self._ask(coordinator.POSITION, placing, Position)
+        return await self._call_activity(coordinator.POSITION, call, Position)
 
-    async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
+    async def inspect(self, call: locks.InspectCall) -> Snapshot:
         """The current state of the resource."""
-        return await self._ask(coordinator.INSPECT, inspecting, Snapshot)
+        return await self._call_activity(coordinator.INSPECT, call, Snapshot)
 
-    def kept_by(self, permit: Permit) -> str:
+    def resource_workflow(self, permit: Permit) -> str:
         """The coordinator's ID."""
         return coordinator.workflow_id_of(permit.resource)
 
@@ -214,9 +222,9 @@ class _BusyError(Exception):
     """The request would have to wait."""
 
 
-def _error(resource: str, ticket: str, refused: locks.Refused) -> Exception:
+def _refusal_error(resource: str, ticket: str, refused: locks.RefusedSignal) -> Exception:
     if refused.error == BUSY:
         return _BusyError()
     if refused.error == "ValueError":
-        return misused(refused.why)
+        return usage_error(refused.why)
     return NAMED.get(refused.error, LockError)(refused.why, resource=resource, ticket=ticket)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from redlease.models import Permit
-from redlease_temporal.payloads.coordinator import Request, Requester
+from redlease_temporal.payloads.coordinator import CoordinatorRequest, Requester
 from redlease_temporal.payloads.locks import OnClose
 
 
@@ -58,14 +58,14 @@ class Holder:
     downgraded: bool = False
     replaced_by: str = ""
 
-    def passes_on(self) -> bool:
+    def pass_to_sharer(self) -> bool:
         """Makes the first sharer the requester; returns False if there is none."""
         if not self.sharers:
             return False
         self.requester, *self.sharers = self.sharers
         return True
 
-    def kept(self, now_ms: int) -> bool:
+    def is_renewed(self, now_ms: int) -> bool:
         """Whether the permit is renewed while its run is open."""
         return self.keep and not self.leaving and (self.until_ms is None or now_ms < self.until_ms)
 
@@ -77,7 +77,7 @@ class QueuedTicket:
     `tag`: when its turn comes, if it is the first waiter of its key and that is below its limit.
     """
 
-    request: Request
+    request: CoordinatorRequest
     queued_at_ms: int
     requesters: list[Requester]
     deadlines_ms: list[int | None]
@@ -91,7 +91,7 @@ class QueuedTicket:
 
 
 @dataclass
-class Outcome:
+class ReleaseOutcome:
     """Whether one call of `release` released something."""
 
     call: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from redlease_temporal.payloads.coordinator import Request, Requester
+from redlease_temporal.payloads.coordinator import CoordinatorRequest, Requester
 
 from .entries import Holder, Notification
 
@@ -16,23 +16,25 @@ def superseded(by: str, requesters: Iterable[Requester]) -> list[Notification]:
     return [Notification("refused", each, error="Superseded", why=why) for each in requesters]
 
 
-def replace_holders(by: Request, holders: Iterable[Holder], lacking: int, now_ms: int) -> list[Notification]:
+def replace_holders(
+    by: CoordinatorRequest, holders: Iterable[Holder], units_missing: int, now_ms: int
+) -> list[Notification]:
     """Ends permits of the request's key, the oldest first, until as many units as it lacks are about to be free.
 
     Such a permit is not held any more. Its units are free when it is released, after the grace of the request, or when
     its lease ends, whichever is first.
     """
-    own = [holder for holder in holders if (holder.permit.key or "") == by.key]
-    lacking -= sum(holder.permit.weight for holder in own if holder.replaced_by)
+    of_key = [holder for holder in holders if (holder.permit.key or "") == by.key]
+    units_missing -= sum(holder.permit.weight for holder in of_key if holder.replaced_by)
     effects = []
-    for holder in [holder for holder in own if not holder.replaced_by]:
-        if lacking <= 0:
+    for holder in [holder for holder in of_key if not holder.replaced_by]:
+        if units_missing <= 0:
             break
-        lacking -= holder.permit.weight
+        units_missing -= holder.permit.weight
         if holder.keep:
             why = f"the newer request {by.ticket!r} replaced it"
-            told = (holder.requester, *holder.sharers)
-            effects += [Notification("lost", each, holder.permit, why=why, replaced=True) for each in told]
+            notified = (holder.requester, *holder.sharers)
+            effects += [Notification("lost", each, holder.permit, why=why, replaced=True) for each in notified]
         until_ms = min(holder.permit.expires_at_ms, now_ms + by.grace_ms)
         holder.permit = replace(holder.permit, expires_at_ms=until_ms)
         holder.replaced_by, holder.keep = by.ticket, False

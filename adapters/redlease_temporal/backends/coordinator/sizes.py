@@ -17,10 +17,10 @@ def state_size(holders: Iterable[Holder], queue: Iterable[QueuedTicket]) -> int:
         permit = holder.permit
         for each in (holder.requester, *holder.sharers):
             size += entry_size(each.workflow_id, permit.ticket, permit.owner, permit.metadata, permit.key or "")
-    for place in queue:
-        asked = place.request
-        for each in place.requesters:
-            size += entry_size(each.workflow_id, asked.ticket, asked.owner, asked.metadata, asked.key)
+    for queued in queue:
+        request = queued.request
+        for each in queued.requesters:
+            size += entry_size(each.workflow_id, request.ticket, request.owner, request.metadata, request.key)
     return size
 
 

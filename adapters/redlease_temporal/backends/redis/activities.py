@@ -18,10 +18,10 @@ from .requests import Requests
 
 T = TypeVar("T")
 
-PATIENCE_S = 5.0  # how long one attempt of a remote activity waits for Redis
+REMOTE_CALL_TIMEOUT_S = 5.0  # how long one attempt of a remote activity waits for Redis
 
 
-async def told(work: Awaitable[T]) -> T:
+async def with_activity_failures(work: Awaitable[T]) -> T:
     """Awaits the work; raises its error as an activity failure."""
     try:
         return await work
@@ -58,25 +58,27 @@ class RedisActivities:
         return [self.wait, self.release_later, self.downgrade]
 
     @activity.defn(name=locks.ENQUEUE)
-    async def enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
+    async def enqueue(self, call: locks.AcquireCall) -> locks.AcquireStatus:
         """Queues a request."""
-        return await told(self._requests.enqueue(wish))
+        return await with_activity_failures(self._requests.enqueue(call))
 
     @activity.defn(name=locks.WAIT)
-    async def wait(self, wish: locks.AcquireCall) -> Permit:
+    async def wait(self, call: locks.AcquireCall) -> Permit:
         """Keeps a request queued. A relay completes the activity on the grant; until then it uses no activity slot."""
-        await told(self._requests.wait(wish, activity.info().task_token))
+        await with_activity_failures(self._requests.wait(call, activity.info().task_token))
         _complete_later()
 
     @activity.defn(name=locks.RELEASE)
-    async def release(self, giving: locks.ReleaseCall) -> locks.Released:
+    async def release(self, call: locks.ReleaseCall) -> locks.ReleaseResult:
         """Releases a permit or withdraws a request, if Redis answers in time."""
-        return await told(self._requests.release(giving))
+        return await with_activity_failures(self._requests.release(call))
 
     @activity.defn(name=locks.RELEASE_LATER)
-    async def release_later(self, giving: locks.ReleaseCall) -> locks.Released:
+    async def release_later(self, call: locks.ReleaseCall) -> locks.ReleaseResult:
         """Releases a permit or withdraws a request; retried until Redis answers."""
-        released = await told(self._requests.release(giving, patience_ms=PATIENCE_S * 1000))
+        released = await with_activity_failures(
+            self._requests.release(call, answer_within_ms=REMOTE_CALL_TIMEOUT_S * 1000)
+        )
         if released.pending:
             raise ApplicationError("Redis could not be reached to release it", type="Unavailable")
         return released
@@ -84,32 +86,32 @@ class RedisActivities:
     @activity.defn(name=locks.DOWNGRADE)
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """Gives back all but one unit of a permit; retried until Redis answers."""
-        return await told(self._requests.downgrade(call))
+        return await with_activity_failures(self._requests.downgrade(call))
 
     @activity.defn(name=locks.RENEW)
-    async def renew(self, renewing: locks.RenewCall) -> Permit:
+    async def renew(self, call: locks.RenewCall) -> Permit:
         """Renews a permit."""
-        return await told(self._requests.renew(renewing))
+        return await with_activity_failures(self._requests.renew(call))
 
     @activity.defn(name=locks.ADOPT)
-    async def adopt(self, adopting: locks.AdoptCall) -> Permit:
+    async def adopt(self, call: locks.AdoptCall) -> Permit:
         """Takes over a permit for this run."""
-        return await told(self._requests.adopt(adopting))
+        return await with_activity_failures(self._requests.adopt(call))
 
     @activity.defn(name=locks.CHECK)
-    async def check(self, checking: locks.Checking) -> bool:
+    async def check(self, call: locks.CheckCall) -> bool:
         """Whether a permit is held now."""
-        return await told(self._requests.held(checking.terms.resource, checking.ticket, checking.fence))
+        return await with_activity_failures(self._requests.held(call.terms.resource, call.ticket, call.fence))
 
     @activity.defn(name=locks.INSPECT)
-    async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
+    async def inspect(self, call: locks.InspectCall) -> Snapshot:
         """The current state of a resource."""
-        return await told(self._requests.inspect(inspecting))
+        return await with_activity_failures(self._requests.inspect(call))
 
     @activity.defn(name=locks.POSITION)
-    async def position(self, placing: locks.Placing) -> Position | None:
+    async def position(self, call: locks.PositionCall) -> Position | None:
         """Where a ticket stands in the queue."""
-        return await told(self._requests.position(placing))
+        return await with_activity_failures(self._requests.position(call))
 
 
 def _complete_later() -> NoReturn:

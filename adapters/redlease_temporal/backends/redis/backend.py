@@ -17,8 +17,8 @@ from redlease.models import Permit, Position, Snapshot
 from redlease_temporal.errors import Withdrawn, refusal
 from redlease_temporal.payloads import locks
 from redlease_temporal.workflow_side.backend import (
-    LOCAL_LIMIT,
-    OFTEN,
+    LOCAL_ATTEMPT_TIMEOUT,
+    RETRY_OFTEN,
     LocalBackend,
     failed_call,
     local,
@@ -38,105 +38,105 @@ class RedisBackend(LocalBackend):
     """A resource that runs share with services, by way of relays. `terms`: those of the resource."""
 
     name = "redis"
-    away = "Redis"
+    service = "Redis"
     has_turns = True
     has_rates = True
     replaces = True
 
-    async def acquire(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+    async def acquire(self, run: Run, call: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         """Requests a permit and waits for it."""
         try:
-            standing = await self._enqueue(wish)
-            if standing.unsettled:
-                wish = await _settled(wish)
-                standing = await self._enqueue(wish)
-            if standing.salt:
-                wish = dataclasses.replace(wish, salt=standing.salt)
-            return standing.permit or await self._wait(run, wish, standing, timeout)
+            status = await self._enqueue(call)
+            if status.unsettled:
+                call = await _settled(call)
+                status = await self._enqueue(call)
+            if status.salt:
+                call = dataclasses.replace(call, salt=status.salt)
+            return status.permit or await self._wait(run, call, status, timeout)
         except ActivityError as error:
             if (refused := refusal(error)) is not None:
                 raise refused from error
-            current().releasing(self._terms.resource, self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(call))
             if isinstance(error.cause, ActivityTimeout) and error.cause.type == TimeoutType.SCHEDULE_TO_CLOSE:
-                raise timed_out(self.away, wish, timeout or timedelta(0)) from error
+                raise timed_out(self.service, call, timeout or timedelta(0)) from error
             raise
         except asyncio.CancelledError:
-            current().releasing(self._terms.resource, self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(call))
             raise
 
-    async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
+    async def _enqueue(self, call: locks.AcquireCall) -> locks.AcquireStatus:
         try:
-            return await local(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)
+            return await local(locks.ENQUEUE, call, locks.AcquireStatus, call.local_id)
         except ActivityError as error:
             if refusal(error) is not None:
                 raise
             return locks.AcquireStatus()  # Redis did not answer in time: the waiting activity retries
 
     async def _wait(
-        self, run: Run, wish: locks.AcquireCall, standing: locks.AcquireStatus, timeout: timedelta | None
+        self, run: Run, call: locks.AcquireCall, status: locks.AcquireStatus, timeout: timedelta | None
     ) -> Permit:
         if timeout is not None and timeout <= timedelta(0):
-            current().releasing(self._terms.resource, self._withdraw(wish))
-            raise timed_out(self.away, wish, timeout)
-        if standing.shape == locks.BY_SIGNAL:
-            return await self._wait_for_signal(run, wish, timeout)
-        place = "" if standing.ahead is None else f", place {standing.ahead + 1}"
+            current().releasing(self._terms.resource, self._withdraw(call))
+            raise timed_out(self.service, call, timeout)
+        if status.shape == locks.BY_SIGNAL:
+            return await self._wait_for_signal(run, call, timeout)
+        place = "" if status.ahead is None else f", place {status.ahead + 1}"
         waiting = self._start(
             locks.WAIT,
-            wish,
+            call,
             f"waiting for {self._terms.resource}{place}",
-            activity_id=wish.wait_id,
+            activity_id=call.wait_id,
             schedule_to_close_timeout=timeout,
             start_to_close_timeout=timedelta(seconds=run.wait_attempt_s),
         )
         returned = await ended(waiting)
         try:
-            return _checked(read(returned, Permit), wish)
+            return _checked(read(returned, Permit), call)
         except ValueError as error:
-            current().releasing(self._terms.resource, self._withdraw(wish))
+            current().releasing(self._terms.resource, self._withdraw(call))
             message = (
                 f"resource {self._terms.resource!r}: somebody else than the library completed the activity "
-                f"{wish.wait_id!r}: {error}. The request is out of the queue: acquire again"
+                f"{call.wait_id!r}: {error}. The request is out of the queue: acquire again"
             )
-            raise Withdrawn(message, resource=self._terms.resource, ticket=wish.ticket) from error
+            raise Withdrawn(message, resource=self._terms.resource, ticket=call.ticket) from error
 
-    async def _wait_for_signal(self, run: Run, wish: locks.AcquireCall, timeout: timedelta | None) -> Permit:
-        key = (self._terms.resource, wish.ticket)
+    async def _wait_for_signal(self, run: Run, call: locks.AcquireCall, timeout: timedelta | None) -> Permit:
+        key = (self._terms.resource, call.ticket)
         try:
             await until(lambda: key in run.granted, None if timeout is None else timeout.total_seconds())
         except TimeoutError:
-            current().releasing(self._terms.resource, self._withdraw(wish))
-            raise timed_out(self.away, wish, timeout or timedelta(0)) from None
+            current().releasing(self._terms.resource, self._withdraw(call))
+            raise timed_out(self.service, call, timeout or timedelta(0)) from None
         return run.granted.pop(key)
 
-    async def _withdraw(self, wish: locks.AcquireCall) -> bool:
-        return await self.end(locks.ReleaseCall(self._terms, wish.ticket, asked=wish.local_id, salt=wish.salt))
+    async def _withdraw(self, call: locks.AcquireCall) -> bool:
+        return await self.end(locks.ReleaseCall(self._terms, call.ticket, asked=call.local_id, salt=call.salt))
 
-    async def try_acquire(self, run: Run, wish: locks.AcquireCall) -> Permit | None:
+    async def try_acquire(self, run: Run, call: locks.AcquireCall) -> Permit | None:
         """Requests a permit without queueing."""
         try:
-            status = await self._ask(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)
+            status = await self._call_activity(locks.ENQUEUE, call, locks.AcquireStatus, call.local_id)
             if status.unsettled:
-                wish = await _settled(wish)
-                status = await self._ask(locks.ENQUEUE, wish, locks.AcquireStatus, wish.local_id)
+                call = await _settled(call)
+                status = await self._call_activity(locks.ENQUEUE, call, locks.AcquireStatus, call.local_id)
         except asyncio.CancelledError:
-            run.releasing(self._terms.resource, self._withdraw(wish))
+            run.releasing(self._terms.resource, self._withdraw(call))
             raise
         return status.permit
 
-    async def adopt(self, run: Run, adopting: locks.AdoptCall) -> Permit:
+    async def adopt(self, run: Run, call: locks.AdoptCall) -> Permit:
         """Takes over a permit."""
         del run
-        return await self._ask(locks.ADOPT, adopting, Permit, adopting.wish.local_id)
+        return await self._call_activity(locks.ADOPT, call, Permit, call.wish.local_id)
 
-    async def renew(self, renewing: locks.RenewCall) -> Permit:
+    async def renew(self, call: locks.RenewCall) -> Permit:
         """Renews a permit."""
-        return await self._ask(locks.RENEW, renewing, Permit)
+        return await self._call_activity(locks.RENEW, call, Permit)
 
-    async def release(self, giving: locks.ReleaseCall) -> bool:
+    async def release(self, call: locks.ReleaseCall) -> bool:
         """Releases a permit, by a remote activity, which is retried until Redis answers."""
         try:
-            return read(await self._release_later(giving), locks.Released).released
+            return read(await self._release_later(call), locks.ReleaseResult).released
         except ActivityError as error:
             if (refused := refusal(error)) is not None:
                 raise refused from error
@@ -144,10 +144,10 @@ class RedisBackend(LocalBackend):
         except ValueError:  # somebody completed the activity by hand
             return False
 
-    def _release_later(self, giving: locks.ReleaseCall) -> workflow.ActivityHandle[RawValue | None]:
+    def _release_later(self, call: locks.ReleaseCall) -> workflow.ActivityHandle[RawValue | None]:
         return self._start(
             locks.RELEASE_LATER,
-            giving,
+            call,
             f"releasing {self._terms.resource}",
             schedule_to_close_timeout=self._while_it_may_be_held,
             cancellation_type=workflow.ActivityCancellationType.ABANDON,
@@ -159,7 +159,7 @@ class RedisBackend(LocalBackend):
             *(name, call),
             result_type=RawValue,
             task_queue=current().task_queue,
-            retry_policy=OFTEN,
+            retry_policy=RETRY_OFTEN,
             summary=summary,
             **options,
         )
@@ -167,23 +167,23 @@ class RedisBackend(LocalBackend):
 
     @property
     def _while_it_may_be_held(self) -> timedelta:
-        return timedelta(milliseconds=self._terms.lease_ms) + LOCAL_LIMIT
+        return timedelta(milliseconds=self._terms.lease_ms) + LOCAL_ATTEMPT_TIMEOUT
 
-    async def end(self, giving: locks.ReleaseCall) -> bool:
+    async def end(self, call: locks.ReleaseCall) -> bool:
         """Releases a permit or withdraws a request, by a local activity: the relay does so when its marker is recorded.
 
         If Redis does not answer, a remote activity retries.
         """
         event_id = workflow.info().get_current_history_length()
-        giving = dataclasses.replace(giving, local_id=_release_id(giving), event_id=event_id)
+        call = dataclasses.replace(call, local_id=_release_id(call), event_id=event_id)
         try:
-            released = await local(locks.RELEASE, giving, locks.Released, giving.local_id)
+            released = await local(locks.RELEASE, call, locks.ReleaseResult, call.local_id)
         except ActivityError as error:
             if (refused := refusal(error)) is not None:
                 raise refused from error
-            released = locks.Released(released=False, pending=True)
+            released = locks.ReleaseResult(released=False, pending=True)
         if released.pending:
-            later = dataclasses.replace(giving, local_id="")
+            later = dataclasses.replace(call, local_id="")
             self._release_later(later).add_done_callback(retrieve_exception)
         return released.released
 
@@ -194,47 +194,47 @@ class RedisBackend(LocalBackend):
             returned = await ended(self._start(locks.DOWNGRADE, call, summary, schedule_to_close_timeout=limit))
             return read(returned, bool)
         except ActivityError as error:
-            raise failed_call(error, away=self.away, resource=self._terms.resource) from error
+            raise failed_call(error, service=self.service, resource=self._terms.resource) from error
         except ValueError:
             # Somebody completed the activity by hand. At worst the permit still excludes more than its run knows.
-            return await self.check(locks.Checking(self._terms, call.ticket, call.fence))
+            return await self.check(locks.CheckCall(self._terms, call.ticket, call.fence))
 
-    async def check(self, checking: locks.Checking) -> bool:
+    async def check(self, call: locks.CheckCall) -> bool:
         """Whether Redis still has the permit."""
-        return await self._ask(locks.CHECK, checking, bool)
+        return await self._call_activity(locks.CHECK, call, bool)
 
-    async def position(self, placing: locks.Placing) -> Position | None:
+    async def position(self, call: locks.PositionCall) -> Position | None:
         """Where a ticket stands in the queue."""
-        return await self._ask(locks.POSITION, placing, Position)
+        return await self._call_activity(locks.POSITION, call, Position)
 
-    async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
+    async def inspect(self, call: locks.InspectCall) -> Snapshot:
         """The current state of the resource."""
-        return await self._ask(locks.INSPECT, inspecting, Snapshot)
+        return await self._call_activity(locks.INSPECT, call, Snapshot)
 
-    def kept_by(self, permit: Permit) -> str:  # noqa: ARG002  the same for each
+    def resource_workflow(self, permit: Permit) -> str:  # noqa: ARG002  the same for each
         """No workflow keeps it."""
         return ""
 
 
-async def _settled(wish: locks.AcquireCall) -> locks.AcquireCall:
+async def _settled(call: locks.AcquireCall) -> locks.AcquireCall:
     """Has recorded what the run has released, which the relay waits for; returns the request to be made then."""
     await asyncio.sleep(RECORDS_S)
     event_id = workflow.info().get_current_history_length()
-    return dataclasses.replace(wish, settles=False, local_id=f"{wish.local_id}+", event_id=event_id)
+    return dataclasses.replace(call, settles=False, local_id=f"{call.local_id}+", event_id=event_id)
 
 
-def _release_id(giving: locks.ReleaseCall) -> str:
+def _release_id(call: locks.ReleaseCall) -> str:
     """Names the release of one permit or request: a task that is executed again may release others.
 
     Not by the ticket, which names the workflow: histories may be replayed under any id.
     """
-    parts = (giving.terms.resource, str(giving.fence), giving.asked, giving.salt)
+    parts = (call.terms.resource, str(call.fence), call.asked, call.salt)
     return f"redlease:release:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}"
 
 
-def _checked(permit: Permit, wish: locks.AcquireCall) -> Permit:
+def _checked(permit: Permit, call: locks.AcquireCall) -> Permit:
     """Returns the permit; raises ValueError if it is of another resource."""
     # The ticket is not compared: it is made from the workflow id, and histories may be replayed under any id.
-    if permit.resource != wish.terms.resource:
+    if permit.resource != call.terms.resource:
         raise ValueError(f"its result is a permit of resource {permit.resource!r}")
     return permit

@@ -11,12 +11,12 @@ import logging
 
 from temporalio.service import RPCError, RPCStatusCode
 
-from redlease_temporal.common.lasting import lasting
-from redlease_temporal.common.run_monitor import Look, RunStatus
+from redlease_temporal.common.retrying import retry_until_done
+from redlease_temporal.common.run_monitor import RunState, RunStatus
 
 from .registry import TicketRecord
 from .relay import Relay
-from .tracker import FIRST_LOOK_S, NOTICE_S, TicketTracker
+from .tracker import FIRST_CHECK_S, NOTICE_S, TicketTracker
 
 logger = logging.getLogger("redlease.temporal")
 
@@ -36,16 +36,16 @@ class CallerTracker(TicketTracker):
         """Starts its task, and listens to both runs and the ticket."""
         super().start()
         if not self.record.recorded:
-            self._relay.monitor.watch(self._waiting, self._on_look_at_waiting)
+            self._relay.monitor.watch(self._waiting, self._on_waiting_state)
 
     def stop(self) -> None:
         """Stops its task and leaves the state in Redis as it is."""
-        self._relay.monitor.unwatch(self._waiting, self._on_look_at_waiting)
+        self._relay.monitor.unwatch(self._waiting, self._on_waiting_state)
         super().stop()
 
-    def _on_look_at_waiting(self, look: Look) -> None:
-        if look.fate is RunStatus.CLOSED and not self.record.recorded and not self._closed:
-            self._relay.spawn(lasting(f"{self}: its waiting workflow has closed", self._waiting_closed))
+    def _on_waiting_state(self, state: RunState) -> None:
+        if state.status is RunStatus.CLOSED and not self.record.recorded and not self._closed:
+            self._relay.spawn(retry_until_done(f"{self}: its waiting workflow has closed", self._waiting_closed))
 
     async def _waiting_closed(self) -> None:
         """Gives up the request if the workflow that waited for the grant was ended without it."""
@@ -60,14 +60,14 @@ class CallerTracker(TicketTracker):
                 self._waiting, record.event_id, record.local_id, record.wait_id, record.fence
             )
         except RPCError as error:
-            self._once.tell(f"{self}: the Temporal server did not say whether the grant arrived", error)
+            self._log_once.warn(f"{self}: the Temporal server did not say whether the grant arrived", error)
             return None
 
-    async def _keep(self) -> None:
+    async def _keep_renewed(self) -> None:
         """Renews the permit while the caller is open, if it was told of it; nobody waits for it any more."""
-        self._relay.monitor.unwatch(self._waiting, self._on_look_at_waiting)
+        self._relay.monitor.unwatch(self._waiting, self._on_waiting_state)
         if await self._has_arrived():
-            await super()._keep()
+            await super()._keep_renewed()
             return
         await self._save()  # raises if another relay has a later request with this ticket
         logger.warning("%s: the operation of the caller ended without the grant; giving it back", self)
@@ -78,7 +78,7 @@ class CallerTracker(TicketTracker):
 
         A handler that was suspended may execute a request that was repeated, or given up, meanwhile.
         """
-        pause_s = min(FIRST_LOOK_S, self._renewal_s)
+        pause_s = min(FIRST_CHECK_S, self._renewal_s)
         while self._caller.event_id and self._may_renew() and await self._renew():
             await self._pause(pause_s)
             arrived = await self._answered(self._is_received())
@@ -91,20 +91,20 @@ class CallerTracker(TicketTracker):
         try:
             return await self._monitor.has_received(self._run, self._caller.event_id, self.record.fence)
         except RPCError as error:
-            self._once.tell(f"{self}: the Temporal server did not say whether the grant reached its caller", error)
+            self._log_once.warn(f"{self}: the Temporal server did not say whether the grant reached its caller", error)
             return True if error.status == RPCStatusCode.PERMISSION_DENIED else None
 
     async def _move_to(self, run_id: str) -> None:
         """After a reset the new run has the permit, and the request: it repeats it under the same ticket, if at all."""
         moved = dataclasses.replace(self.record, caller=dataclasses.replace(self._caller, run_id=run_id, event_id=0))
-        if self._is_current() and await self._relay.registry.put(moved):
+        if self._is_current() and await self._relay.registry.save(moved):
             self._relay.track(CallerTracker(self._relay, moved))
 
-    async def _owner_closed(self) -> None:
+    async def _run_closed(self) -> None:
         """The caller ended: gives back what it had, and ends the workflow that waits for it."""
         if not self.record.recorded:
             await self._end_waiting()
-        await super()._owner_closed()
+        await super()._run_closed()
 
     async def _end_waiting(self) -> None:
         workflow_id, run_id = self._waiting

@@ -14,15 +14,15 @@ from temporalio.converter import DataConverter
 
 from redlease_temporal.common.settings import is_stock
 
-SAYS = "redlease"
-ANSWER_S = 5.0  # how long a codec may take: it may request its keys from another service
+CANARY_TEXT = "redlease"
+DECODE_TIMEOUT_S = 5.0  # how long a codec may take: it may request its keys from another service
 
 
 async def canary_of(converter: DataConverter) -> str:
     """A payload that only a compatible data converter can decode; empty if all of the group can."""
     if is_stock(converter) and converter.payload_codec is None:
         return ""
-    (payload,) = await converter.encode([SAYS])
+    (payload,) = await converter.encode([CANARY_TEXT])
     return base64.b64encode(payload.SerializeToString()).decode()
 
 
@@ -31,8 +31,8 @@ async def can_read(converter: DataConverter, canary: str) -> bool:
     if not canary:
         return True
     try:
-        async with asyncio.timeout(ANSWER_S):
-            said = await converter.decode([Payload.FromString(base64.b64decode(canary))], [str])
+        async with asyncio.timeout(DECODE_TIMEOUT_S):
+            decoded = await converter.decode([Payload.FromString(base64.b64decode(canary))], [str])
     except Exception:  # noqa: BLE001  a codec may raise anything for a missing key
         return False
-    return said == [SAYS]
+    return decoded == [CANARY_TEXT]

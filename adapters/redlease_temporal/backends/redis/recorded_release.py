@@ -15,14 +15,14 @@ from typing import Protocol
 from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import clock
-from redlease_temporal.common.lasting import Once, lasting
+from redlease_temporal.common.retrying import LogOnce, retry_until_done
 
 from .registry import TicketRecord
 from .relay import Relay
 
 # The pauses between two questions: the first one, the longest one while the workflow task may be executed for the first
 # time, and the longest one after that. A task that failed may be executed again at any time, and record it then.
-PAUSES_S = (0.01, 0.5, 10.0)
+POLL_PAUSES_S = (0.01, 0.5, 10.0)
 FIRST_TIME_S = 15.0  # a workflow task takes no longer, unless it waits for local activities
 PAGE_EVENTS = 20  # the marker is among the first events after the workflow task
 
@@ -35,7 +35,7 @@ class RecordTracker(Protocol):
     def stop(self) -> None:
         """Stops its tasks and leaves the state in Redis as it is."""
 
-    async def over(self) -> None:
+    async def finish(self) -> None:
         """Drops the record: nothing is left to do for it."""
 
 
@@ -45,8 +45,8 @@ class RecordedRelease:
     def __init__(self, relay: Relay, tracker: RecordTracker) -> None:
         self._relay = relay
         self._tracker = tracker
-        self._once = Once()
-        self._seen_event = 0  # no event up to this one is the marker
+        self._log_once = LogOnce()
+        self._last_event = 0  # no event up to this one is the marker
         self._task: asyncio.Task[None] | None = None
         self._attempt: asyncio.Task[bool | None] | None = None
 
@@ -54,7 +54,7 @@ class RecordedRelease:
         """Waits for the marker in a task of its own."""
         if self._tracker.record.release is not None and self._task is None:
             self._relay.releases.add(self)
-            self._task = self._relay.spawn(lasting(f"{self._tracker}: releasing it", self._wait_for_marker))
+            self._task = self._relay.spawn(retry_until_done(f"{self._tracker}: releasing it", self._wait_for_marker))
 
     def stop(self) -> None:
         """Leaves the release to whichever relay owns the record next."""
@@ -73,7 +73,7 @@ class RecordedRelease:
         return self._tracker.record.run_id
 
     async def _wait_for_marker(self) -> None:
-        pause_s, under_way_s, later_s = PAUSES_S
+        pause_s, under_way_s, later_s = POLL_PAUSES_S
         began_ms = clock.now_ms()
         while (recorded := await self.attempt()) is not True:
             await asyncio.sleep(pause_s)
@@ -83,10 +83,10 @@ class RecordedRelease:
     async def attempt(self) -> bool | None:
         """Carries the release out if it is recorded; returns whether it is, None if its task may be under way."""
         if self._attempt is None or self._attempt.done():
-            self._attempt = self._relay.spawn(self._carried_out())
+            self._attempt = self._relay.spawn(self._attempt_once())
         return await asyncio.shield(self._attempt)
 
-    async def _carried_out(self) -> bool | None:
+    async def _attempt_once(self) -> bool | None:
         recorded = await self.is_recorded()
         current: object = self._relay.trackers.get(self._tracker.record.id)
         if current is not self._tracker:
@@ -95,14 +95,14 @@ class RecordedRelease:
             self._tracker.stop()
             self._relay.releases.add(self)  # the next requests of the resource wait for it
             try:
-                await lasting(f"{self._tracker}: releasing it", self._end)
+                await retry_until_done(f"{self._tracker}: releasing it", self._end)
             finally:
                 self._relay.releases.discard(self)
         return recorded
 
     async def _end(self) -> None:
         await self.carry_out()
-        await self._tracker.over()
+        await self._tracker.finish()
 
     async def is_recorded(self) -> bool | None:
         """Whether the history has the marker; None if the workflow task is under way, or the server did not answer."""
@@ -110,7 +110,7 @@ class RecordedRelease:
             return await self.has_marker()
         except RPCError as error:
             what = f"{self._tracker}: the Temporal server did not say whether the run has released the permit"
-            self._once.tell(what, error)
+            self._log_once.warn(what, error)
             return None
 
     async def has_marker(self) -> bool | None:
@@ -118,10 +118,10 @@ class RecordedRelease:
         record = self._tracker.record
         if record.release is None:
             return False
-        after = max(record.release.event, self._seen_event)
+        after = max(record.release.event, self._last_event)
         run = (record.workflow_id, record.run_id)
         try:
-            recorded, self._seen_event = await self._relay.monitor.has_marker(
+            recorded, self._last_event = await self._relay.monitor.has_marker(
                 run, after, record.release.id, page_events=PAGE_EVENTS
             )
         except RPCError as error:

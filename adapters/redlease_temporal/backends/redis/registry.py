@@ -20,12 +20,12 @@ from redlease.limits import Full, WhenFull
 from redlease.tickets import Resource, Script, Tickets, read_lua
 from redlease_temporal.common.run_monitor import cluster_of
 from redlease_temporal.common.settings import Settings
-from redlease_temporal.payloads.locks import Caller, OnClose, RateLimit, Terms
+from redlease_temporal.payloads.locks import Caller, OnClose, RateLimit, ResourceTerms
 
 T = TypeVar("T")
 
-CLAIM_MS = 3000  # the lease of a relay that claims a record and is not in the registry
-KEEP_MS = 14 * 24 * 3600 * 1000  # how long the registry is kept after the last beat of the last relay
+FULL_LEASE_MS = 3000  # the lease of a relay that claims a record and is not in the registry
+REGISTRY_TTL_MS = 14 * 24 * 3600 * 1000  # how long the registry is kept after the last beat of the last relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class TicketRecord:
             workflow that waits for it, and `run_id` is empty if none waits.
     """
 
-    terms: Terms
+    terms: ResourceTerms
     ticket: str
     request: str
     workflow_id: str
@@ -127,7 +127,7 @@ class TicketRecord:
         terms = values["terms"]
         for name in ("rate", "per_key_rate"):
             terms[name] = _read(RateLimit, terms.get(name))
-        values["terms"] = _read(Terms, terms)
+        values["terms"] = _read(ResourceTerms, terms)
         values["caller"] = _read(Caller, values.get("caller"))
         values["release"] = _read(ReleaseNote, values.get("release"))
         record = _read(cls, values)
@@ -167,30 +167,30 @@ class _Keys(Resource):
     PARTS: ClassVar[tuple[bytes, ...]] = (b"watches", b"owners", b"relays")
 
 
-BEAT = _script("beat", "relay lease_ms keep_ms channel generation skipped")
+HEARTBEAT = _script("beat", "relay lease_ms keep_ms channel generation skipped")
 CLAIM = _script("claim", "relay record text lease_ms channel", "noted")
-PUT = _script("put", "relay record text generation", "noted")
+SAVE = _script("save", "relay record text generation", "noted")
 DROP = _script("drop", "relay record channel chain")
 INHERIT = _script("inherit", "relay from records")
-OWN = _script("own", "relay after")
-SAY = _script("say", "channel message")
-LAY = _script("lay", "relay record text channel")
-SCRIPTS = (BEAT, CLAIM, PUT, DROP, INHERIT, OWN, SAY, LAY)
+LIST = _script("list", "relay after")
+BROADCAST = _script("broadcast", "channel message")
+ADD = _script("add", "relay record text channel")
+SCRIPTS = (HEARTBEAT, CLAIM, SAVE, DROP, INHERIT, LIST, BROADCAST, ADD)
 
 
-class Beat(NamedTuple):
+class HeartbeatReply(NamedTuple):
     """The reply to a beat.
 
     Attributes:
         fresh: Whether other relays may have taken over the records of this one.
         generation: Of the registry's data; it changes when Redis loses that data, and with it the records.
-        soonest_ms: Until the next lease of another relay expires; -1 if there is none.
+        next_expiry_ms: Until the next lease of another relay expires; -1 if there is none.
         lapsed: Relays whose lease has expired.
     """
 
     fresh: bool
     generation: str
-    soonest_ms: int
+    next_expiry_ms: int
     lapsed: list[str]
 
 
@@ -204,14 +204,23 @@ class Registry:
         self.generation = ""  # of the data that contains this relay's records
         self._keys = _Keys(prefix, f"relays {group}")
 
-    async def beat(self, lease_ms: int, skipped: Iterable[str] = (), *, limit_ms: float | None = None) -> Beat:
+    async def beat(
+        self, lease_ms: int, skipped: Iterable[str] = (), *, limit_ms: float | None = None
+    ) -> HeartbeatReply:
         """Renews this relay's lease; 0 ends it. The reply leaves out the lapsed relays in `skipped`."""
         candidate = secrets.token_hex(4)
-        generation, fresh, soonest, *lapsed = await self._call(
-            BEAT, self.relay, lease_ms, KEEP_MS, self.channel, candidate, " ".join(skipped), limit_ms=limit_ms
+        generation, fresh, next_expiry, *lapsed = await self._call(
+            HEARTBEAT,
+            self.relay,
+            lease_ms,
+            REGISTRY_TTL_MS,
+            self.channel,
+            candidate,
+            " ".join(skipped),
+            limit_ms=limit_ms,
         )
         self.generation = self.generation or generation.decode()
-        return Beat(bool(fresh), generation.decode(), soonest, [name.decode() for name in lapsed])
+        return HeartbeatReply(bool(fresh), generation.decode(), next_expiry, [name.decode() for name in lapsed])
 
     async def claim(self, record: TicketRecord, *, limit_ms: float | None = None) -> TicketRecord:
         """Makes this relay the owner of a record; returns the stored record, an earlier one if there was one.
@@ -219,30 +228,30 @@ class Registry:
         If the record has the note of a release, and the stored one is about the same, that gets the note too.
         """
         values = await self._call(
-            CLAIM, self.relay, record.id, record.text(), CLAIM_MS, self.channel, limit_ms=limit_ms
+            CLAIM, self.relay, record.id, record.text(), FULL_LEASE_MS, self.channel, limit_ms=limit_ms
         )
         return TicketRecord.read(values[0])
 
     async def add_unowned(self, record: TicketRecord) -> bool:
         """Stores a record for the relays to take over, unless it exists; for callers that are no relay."""
-        return bool((await self._call(LAY, self.relay, record.id, record.text(), self.channel))[0])
+        return bool((await self._call(ADD, self.relay, record.id, record.text(), self.channel))[0])
 
-    async def put(self, record: TicketRecord) -> bool:
+    async def save(self, record: TicketRecord) -> bool:
         """Stores the record; returns False if this relay no longer owns it.
 
         The record gets the note of a release that the stored one has, if it is about the same. If Redis lost its data,
         nobody owns the record: this relay claims it again.
         """
-        written, text = await self._call(PUT, self.relay, record.id, record.text(), self.generation)
+        written, text = await self._call(SAVE, self.relay, record.id, record.text(), self.generation)
         if written < 0:
             record.keep_note(await self.claim(record))
         elif text:
             record.keep_note(TicketRecord.read(text))
         return bool(written)
 
-    async def drop(self, record_id: str, *, anyones: bool = False, chain: str = "*") -> TicketRecord | None:
+    async def drop(self, record_id: str, *, any_owner: bool = False, chain: str = "*") -> TicketRecord | None:
         """Deletes a record of this relay, or anyone's, or only one of this chain of runs; returns the stored record."""
-        relay = "" if anyones else self.relay
+        relay = "" if any_owner else self.relay
         _, text = await self._call(DROP, relay, record_id, self.channel, chain)
         return TicketRecord.read(text) if text else None
 
@@ -251,7 +260,7 @@ class Registry:
         owned: dict[str, bytes] = {}
         more, after = 1, ""
         while more:
-            more, *values = await self._call(OWN, relay or self.relay, after)
+            more, *values = await self._call(LIST, relay or self.relay, after)
             page = {record_id.decode(): text for record_id, text in zip(values[::2], values[1::2], strict=True)}
             after = next(reversed(page), after)  # the script removes the entries that it leaves out of a page
             owned |= page
@@ -263,7 +272,7 @@ class Registry:
 
     async def broadcast(self, message: str) -> None:
         """Publishes a message to all relays."""
-        await self._call(SAY, self.channel, message)
+        await self._call(BROADCAST, self.channel, message)
 
     async def _call(self, script: Script, *args: str | int, limit_ms: float | None = None) -> list[Any]:
         return await self._tickets.run(self._keys, script, *args, limit_ms=limit_ms)

@@ -18,7 +18,7 @@ from temporalio.client import Client
 
 from redlease import Redlease, RedleaseError, Semaphore, clock
 from redlease.tickets import AcquireRequest, Released, Terms
-from redlease_temporal.common.lasting import Once, lasting
+from redlease_temporal.common.retrying import LogOnce, retry_until_done
 from redlease_temporal.common.run_monitor import RunMonitor
 from redlease_temporal.common.settings import Settings
 from redlease_temporal.payloads import locks
@@ -29,12 +29,12 @@ from .registry import SCRIPTS, Registry, TicketRecord, relay_group
 logger = logging.getLogger("redlease.temporal")
 
 RELAY_LEASE_MS = (300, 3000)  # the shortest and the longest lease of a relay: other relays take over once it expires
-BEATS_A_LEASE = 3
+HEARTBEATS_PER_LEASE = 3
 ROUNDING_MS = 2
-BEGUN_AGAIN_S = (0.1, 1.0)  # the first and the longest pause before a failed loop of the relay restarts
+RESTART_PAUSES_S = (0.1, 1.0)  # the first and the longest pause before a failed loop of the relay restarts
 FOREIGN_MS = 30_000.0  # how long this relay ignores a lapsed relay whose records it could not read
 PAGE = 100  # records taken over in one call
-LEAVE_MS = 1000.0  # the longest that a closing relay waits for Redis
+LEAVE_TIMEOUT_MS = 1000.0  # the longest that a closing relay waits for Redis
 NO_LIMIT_MS = 1e12
 
 
@@ -52,14 +52,14 @@ class Tracker(Protocol):
     def wake(self) -> None:
         """A waiter needs the resource: check more often whether the run has ended."""
 
-    def look_soon(self) -> None:
+    def poll_soon(self) -> None:
         """Nobody has looked at the run since another relay was killed: it may have ended."""
 
     async def fill_lease(self) -> None:
         """Renews the permit, if it may, so that the next relay has a full lease to take it over."""
 
 
-class Release(Protocol):
+class PendingRelease(Protocol):
     """A release that waits until the history of its run records it."""
 
     @property
@@ -108,17 +108,17 @@ class Relay:
         self.tickets = client.tickets
         self.registry = Registry(self.tickets, self.prefix, group, self.name)
         self.trackers: dict[str, Tracker] = {}
-        self.releases: set[Release] = set()  # those that wait until a history records them
+        self.releases: set[PendingRelease] = set()  # those that wait until a history records them
         self._make_tracker = make_tracker
         self._monitors = {temporal.namespace: monitor}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._once = Once()
+        self._log_once = LogOnce()
         self._foreign: dict[str, float] = {}  # lapsed relays with unreadable records: until when to ignore each
-        self._doubted = False  # whether other relays may have taken over records of this one
-        self._changed, self._unheard = asyncio.Event(), asyncio.Event()
+        self._may_have_lapsed = False  # whether other relays may have taken over records of this one
+        self._changed, self._claim_reply_lost = asyncio.Event(), asyncio.Event()
 
     @classmethod
-    async def made(
+    async def create(
         cls,
         temporal: Client,
         settings: Settings,
@@ -147,8 +147,8 @@ class Relay:
         self.tickets.connect(*SCRIPTS)
         self.tickets.on_reconnect(self._changed)
         await self.tickets.subscribe(self.registry.channel, self._on_message)
-        self.spawn(lasting("saying that the relay lives", self._beat, BEGUN_AGAIN_S))
-        self.spawn(lasting("looking for what is the relay's own", self._find_unheard, BEGUN_AGAIN_S))
+        self.spawn(retry_until_done("saying that the relay lives", self._beat, RESTART_PAUSES_S))
+        self.spawn(retry_until_done("looking for what is the relay's own", self._find_untracked, RESTART_PAUSES_S))
         try:
             yield
         finally:
@@ -166,9 +166,9 @@ class Relay:
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
             with contextlib.suppress(RedleaseError):
-                async with asyncio.timeout(LEAVE_MS / 1000):
+                async with asyncio.timeout(LEAVE_TIMEOUT_MS / 1000):
                     await asyncio.gather(*(tracker.fill_lease() for tracker in trackers))
-                    await self.registry.beat(0, limit_ms=LEAVE_MS)
+                    await self.registry.beat(0, limit_ms=LEAVE_TIMEOUT_MS)
         except TimeoutError:
             logger.warning("Redis did not answer: the other relays find out by themselves that this one is gone")
         await self.client.abandon()
@@ -191,7 +191,7 @@ class Relay:
         if monitor is None:
             converter = self.temporal.data_converter  # what the service answers is in its own encoding
             client = Client(self.temporal.service_client, namespace=namespace, data_converter=converter)
-            monitor = self._monitors[namespace] = RunMonitor(client, self.settings.looks_per_second)
+            monitor = self._monitors[namespace] = RunMonitor(client, self.settings.polls_per_second)
             self.spawn(monitor.run())
         return monitor
 
@@ -200,39 +200,39 @@ class Relay:
     async def _beat(self) -> None:
         while True:
             self._changed.clear()
-            wait_ms = await self._say_alive()
+            wait_ms = await self._renew_relay_lease()
             await clock.pause(self._changed, wait_ms / 1000)
 
-    async def _say_alive(self) -> float:
+    async def _renew_relay_lease(self) -> float:
         """Renews this relay's lease and takes over records of lapsed relays; returns the ms until the next beat."""
         lease_ms = self._lease_ms()
         # If this beat's reply is lost, the next reply does not show whether others took the records over before this
         # beat.
-        doubted, self._doubted = self._doubted, True
+        may_have_lapsed, self._may_have_lapsed = self._may_have_lapsed, True
         now_ms = clock.now_ms()
         self._foreign = {relay: until_ms for relay, until_ms in self._foreign.items() if until_ms > now_ms}
         beat = await self.registry.beat(lease_ms, self._foreign)
-        self._doubted = doubted or beat.fresh
+        self._may_have_lapsed = may_have_lapsed or beat.fresh
         try:
-            await self._mend(beat.generation)
+            await self._reclaim_or_forget(beat.generation)
         except Exception as error:  # noqa: BLE001  logged; the next beat retries
-            self._once.tell("the relay could not make sure of what is its own, and tries again", error)
+            self._log_once.warn("the relay could not make sure of what is its own, and tries again", error)
         for lapsed in beat.lapsed:
             try:
                 async with self.recover_on_error():
                     await self._inherit(lapsed)
             except Exception as error:  # noqa: BLE001  logged; the other lapsed relays come next
-                self._once.tell(f"taking over what relay {lapsed} had failed, and is tried again", error)
-        wait_ms = lease_ms / BEATS_A_LEASE
-        return min(wait_ms, beat.soonest_ms + ROUNDING_MS) if beat.soonest_ms >= 0 else wait_ms
+                self._log_once.warn(f"taking over what relay {lapsed} had failed, and is tried again", error)
+        wait_ms = lease_ms / HEARTBEATS_PER_LEASE
+        return min(wait_ms, beat.next_expiry_ms + ROUNDING_MS) if beat.next_expiry_ms >= 0 else wait_ms
 
-    async def _mend(self, generation: str) -> None:
+    async def _reclaim_or_forget(self, generation: str) -> None:
         """Claims all records again if Redis lost its data; else drops those that other relays may have taken over."""
         if self.registry.generation not in {"", generation}:
             await asyncio.gather(*(self.registry.claim(each.record) for each in list(self.trackers.values())))
-        elif self._doubted:
+        elif self._may_have_lapsed:
             await self._forget_lost()
-        self.registry.generation, self._doubted = generation, False
+        self.registry.generation, self._may_have_lapsed = generation, False
 
     def _lease_ms(self) -> int:
         """The relay's lease: shorter than those of its permits, so that other relays can take them over in time."""
@@ -243,9 +243,9 @@ class Relay:
     async def _forget_lost(self) -> None:
         """Forgets the records that other relays took over or dropped while this one was silent."""
         before = dict(self.trackers)
-        own = await self.registry.list_owned()
+        owned = await self.registry.list_owned()
         for record_id, tracker in before.items():
-            if record_id not in own and self.trackers.get(record_id) is tracker:
+            if record_id not in owned and self.trackers.get(record_id) is tracker:
                 self.forget(tracker)
 
     async def _inherit(self, lapsed: str) -> None:
@@ -257,17 +257,17 @@ class Relay:
             self._foreign[lapsed] = clock.now_ms() + FOREIGN_MS
         for start in range(0, len(readable) or 1, PAGE):
             for record in await self.registry.inherit(lapsed, readable[start : start + PAGE]):
-                self.track_record(record).look_soon()
+                self.track_record(record).poll_soon()
 
-    async def _can_read(self, text: bytes, known: dict[str, bool]) -> bool:
+    async def _can_read(self, text: bytes, readable: dict[str, bool]) -> bool:
         try:
             canary = TicketRecord.read(text).canary
         except Exception as error:  # noqa: BLE001  written by another version, perhaps
-            self._once.tell("the relay could not read a record, and leaves it to others", error)
+            self._log_once.warn("the relay could not read a record, and leaves it to others", error)
             return False
-        if canary not in known:
-            known[canary] = await can_read(self.temporal.data_converter, canary)
-        return known[canary]
+        if canary not in readable:
+            readable[canary] = await can_read(self.temporal.data_converter, canary)
+        return readable[canary]
 
     @contextlib.asynccontextmanager
     async def recover_on_error(self) -> AsyncIterator[None]:
@@ -275,7 +275,7 @@ class Relay:
         try:
             yield
         except BaseException:
-            self._unheard.set()
+            self._claim_reply_lost.set()
             raise
 
     async def claim(self, record: TicketRecord, *, limit_ms: float | None = None) -> TicketRecord:
@@ -284,42 +284,42 @@ class Relay:
         async with self.recover_on_error():
             return await self.registry.claim(record, limit_ms=limit_ms)
 
-    async def _find_unheard(self) -> None:
+    async def _find_untracked(self) -> None:
         """Tracks records whose `claim` reply was lost: Redis may already name this relay as their owner."""
         while True:
-            await self._unheard.wait()
-            self._unheard.clear()
+            await self._claim_reply_lost.wait()
+            self._claim_reply_lost.clear()
             try:
-                own = await self.registry.list_owned()
+                owned = await self.registry.list_owned()
             except Exception:
-                self._unheard.set()
+                self._claim_reply_lost.set()
                 raise
             failed = False
-            for record_id, text in own.items():
+            for record_id, text in owned.items():
                 try:
                     if record_id not in self.trackers:
                         self.track_record(TicketRecord.read(text))
                 except Exception as error:  # noqa: BLE001  logged; the other records come next
                     failed = True
-                    self._once.tell(
+                    self._log_once.warn(
                         f"the relay could not begin to look after record {record_id}, and tries again", error
                     )
             if failed:
-                self._unheard.set()
+                self._claim_reply_lost.set()
                 await asyncio.sleep(RELAY_LEASE_MS[1] / 1000)
 
     async def _verify(self, tracker: Tracker) -> None:
         """Forgets the record if it has another owner; the relay may have claimed it again since the message."""
-        if self.trackers.get(tracker.record.id) is tracker and not await self.registry.put(tracker.record):
+        if self.trackers.get(tracker.record.id) is tracker and not await self.registry.save(tracker.record):
             self.forget(tracker)
 
     def _on_message(self, payload: bytes) -> None:
         try:
-            self._take_in(payload.decode())
+            self._handle_message(payload.decode())
         except Exception as error:  # noqa: BLE001  anybody may publish anything
-            self._once.tell("a message to the relays could not be read", error)
+            self._log_once.warn("a message to the relays could not be read", error)
 
-    def _take_in(self, message: str) -> None:
+    def _handle_message(self, message: str) -> None:
         kind, *rest = message.split(" ", 1)
         if kind == "left":
             self._changed.set()
@@ -327,7 +327,7 @@ class Relay:
             owner, record_id = rest[0].split(" ")
             if owner == self.name and record_id in self.trackers:
                 tracker = self.trackers[record_id]
-                self.spawn(lasting(f"{tracker}: asking whose its ticket is", lambda: self._verify(tracker)))
+                self.spawn(retry_until_done(f"{tracker}: asking whose its ticket is", lambda: self._verify(tracker)))
         elif kind == "look":
             for tracker in self.trackers.values():
                 if tracker.record.terms.resource == rest[0] and tracker.record.fence:
@@ -365,12 +365,12 @@ class Relay:
             *(record.owner, terms.lease_ms, terms.capacity, settings.waiter_lease_ms, terms.max_waiters),
             settings.idle_ttl_ms,
             per_key=terms.per_key,
-            rate=_packed(terms.rate),
-            per_key_rate=_packed(terms.per_key_rate),
+            rate=_pack_rate(terms.rate),
+            per_key_rate=_pack_rate(terms.per_key_rate),
             max_waiters_per_key=terms.max_waiters_per_key,
         )
 
-    def semaphore(self, terms: locks.Terms) -> Semaphore:
+    def semaphore(self, terms: locks.ResourceTerms) -> Semaphore:
         """The resource as a public `Semaphore`."""
         return self.client.semaphore(
             terms.resource,
@@ -404,21 +404,25 @@ class Relay:
         Raises:
             RedleaseError: Redis refuses it.
         """
-        released = await self.give_back(record, patience_ms=NO_LIMIT_MS)
+        released = await self.try_release(record, answer_within_ms=NO_LIMIT_MS)
         if isinstance(released, RedleaseError):
             raise released
 
-    async def give_back(self, record: TicketRecord, *, patience_ms: float = LEAVE_MS) -> Released:
+    async def try_release(self, record: TicketRecord, *, answer_within_ms: float = LEAVE_TIMEOUT_MS) -> Released:
         """Releases or withdraws a ticket, so that no late copy of its request can be granted."""
         resource = self.tickets.resource(record.terms.resource)
         ask = AcquireRequest(resource, self.terms(record), record.ticket, record.request, record.weight)
-        return await self.tickets.give_back(
-            ask, record.fence or None, lasts_ms=record.terms.lease_ms, may_be_duplicated=True, patience_ms=patience_ms
+        return await self.tickets.release(
+            ask,
+            record.fence or None,
+            lasts_ms=record.terms.lease_ms,
+            may_be_duplicated=True,
+            answer_within_ms=answer_within_ms,
         )
 
 
-def _packed(given: locks.RateLimit | None) -> str | None:
+def _pack_rate(rate: locks.RateLimit | None) -> str | None:
     """A rate as the protocol has it."""
-    if given is None:
+    if rate is None:
         return None
-    return given.rate.packed if given.rate else "0"
+    return rate.rate.packed if rate.rate else "0"

@@ -16,10 +16,10 @@ from redlease_temporal.payloads import locks
 
 from .caller_tracker import tracker_for
 from .registry import ReleaseNote, TicketRecord, digest
-from .relay import LEAVE_MS, Relay
+from .relay import LEAVE_TIMEOUT_MS, Relay
 from .tracker import TicketTracker
 
-AT_ONCE_S = 0.7  # how long a local activity waits for Redis, out of one second in all
+LOCAL_CALL_TIMEOUT_S = 0.7  # how long a local activity waits for Redis, out of one second in all
 
 
 class Requests:
@@ -28,34 +28,34 @@ class Requests:
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
 
-    async def enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
+    async def enqueue(self, call: locks.AcquireCall) -> locks.AcquireStatus:
         """Queues a request and returns its status. Waits less than a second for Redis."""
-        is_settled = await self._release_recorded(wish.terms.resource)
-        if wish.settles and not is_settled:
+        is_settled = await self._release_recorded(call.terms.resource)
+        if call.settles and not is_settled:
             return locks.AcquireStatus(unsettled=True)
-        if not wish.queue:
-            return await self._try(wish)
-        async with asyncio.timeout(AT_ONCE_S):
+        if not call.queue:
+            return await self._try(call)
+        async with asyncio.timeout(LOCAL_CALL_TIMEOUT_S):
             try:
-                return await self._enqueue(wish)
+                return await self._enqueue(call)
             except Superseded:
                 raise
             except Withdrawn:
                 # Temporal executes this workflow task again: an earlier execution reached the release and was not
                 # recorded. Its request stays withdrawn; this execution makes a new one.
-                return await self._enqueue(dataclasses.replace(wish, salt=secrets.token_hex(4)))
+                return await self._enqueue(dataclasses.replace(call, salt=secrets.token_hex(4)))
 
-    async def _enqueue(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
-        record = self._new_record(wish)
+    async def _enqueue(self, call: locks.AcquireCall) -> locks.AcquireStatus:
+        record = self._new_record(call)
         record = await self._claim(record, limit_ms=None)
         tracker = self._tracker_of(record, at_once=True)
         self._relay.track(tracker)
-        return dataclasses.replace(await tracker.standing(), salt=wish.salt)
+        return dataclasses.replace(await tracker.status(), salt=call.salt)
 
-    async def _try(self, wish: locks.AcquireCall) -> locks.AcquireStatus:
-        record = self._new_record(wish)
-        permit = await self._relay.semaphore(wish.terms).try_acquire(
-            ticket=wish.ticket, weight=wish.weight, owner=record.owner, metadata=wish.metadata, key=wish.key or None
+    async def _try(self, call: locks.AcquireCall) -> locks.AcquireStatus:
+        record = self._new_record(call)
+        permit = await self._relay.semaphore(call.terms).try_acquire(
+            ticket=call.ticket, weight=call.weight, owner=record.owner, metadata=call.metadata, key=call.key or None
         )
         return locks.AcquireStatus(permit)
 
@@ -67,108 +67,110 @@ class Requests:
         releases, run_id = self._relay.releases, activity.info().workflow_run_id
         noted = [each for each in releases if each.resource == resource]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(AT_ONCE_S / 2):
+            async with asyncio.timeout(LOCAL_CALL_TIMEOUT_S / 2):
                 await asyncio.gather(*(each.attempt() for each in noted))
         return not any(each in releases and each.run_id == run_id for each in noted)
 
-    async def wait(self, wish: locks.AcquireCall, token: bytes) -> None:
+    async def wait(self, call: locks.AcquireCall, token: bytes) -> None:
         """Has the relay complete the activity of this token when the request is granted."""
-        record = self._new_record(wish)
+        record = self._new_record(call)
         # The local activity's marker records that the request was queued; only this activity's completion records the
         # grant.
         record.local_id = record.wait_id
-        await self._claim(record, limit_ms=LEAVE_MS)
+        await self._claim(record, limit_ms=LEAVE_TIMEOUT_MS)
         tracker = self._tracker_of(record)
         tracker.attach(token)
         self._relay.track(tracker)
-        await self._relay.registry.put(record)
+        await self._relay.registry.save(record)
 
-    async def release(self, giving: locks.ReleaseCall, *, patience_ms: float = AT_ONCE_S * 1000) -> locks.Released:
+    async def release(
+        self, call: locks.ReleaseCall, *, answer_within_ms: float = LOCAL_CALL_TIMEOUT_S * 1000
+    ) -> locks.ReleaseResult:
         """Releases a permit, or withdraws a request from the queue."""
-        semaphore = self._relay.semaphore(giving.terms)
+        semaphore = self._relay.semaphore(call.terms)
         try:
-            async with asyncio.timeout(patience_ms / 1000):
-                if giving.administrative:
-                    return locks.Released(await semaphore.release(giving.ticket))
-                leaving = self._leaving(giving)
-                if giving.local_id and not self._relay.settings.by_signal:
-                    if await self._note_release(leaving):
-                        fence = giving.fence
-                        held = fence is None or await self.held(giving.terms.resource, giving.ticket, fence)
-                        return locks.Released(held)
+            async with asyncio.timeout(answer_within_ms / 1000):
+                if call.administrative:
+                    return locks.ReleaseResult(await semaphore.release(call.ticket))
+                release_record = self._release_record(call)
+                if call.local_id and not self._relay.settings.by_signal:
+                    if await self._note_release(release_record):
+                        fence = call.fence
+                        held = fence is None or await self.held(call.terms.resource, call.ticket, fence)
+                        return locks.ReleaseResult(held)
                 else:
-                    await self._forget(leaving.id)
-                released = await self._relay.give_back(leaving, patience_ms=patience_ms)
+                    await self._forget(release_record.id)
+                released = await self._relay.try_release(release_record, answer_within_ms=answer_within_ms)
         except TimeoutError:
-            return locks.Released(released=False, pending=True)
+            return locks.ReleaseResult(released=False, pending=True)
         if isinstance(released, RedleaseError):
             raise released
         if self._relay.settings.by_signal:
-            await self._tell_holders(semaphore)
-        return locks.Released(bool(released), pending=released is None)
+            await self._await_notified_holders(semaphore)
+        return locks.ReleaseResult(bool(released), pending=released is None)
 
     async def _forget(self, record_id: str) -> None:
-        known = self._relay.trackers.get(record_id)
-        if known is not None:
-            self._relay.forget(known)
-        await self._relay.registry.drop(record_id, anyones=True)
+        tracker = self._relay.trackers.get(record_id)
+        if tracker is not None:
+            self._relay.forget(tracker)
+        await self._relay.registry.drop(record_id, any_owner=True)
 
-    async def _note_release(self, leaving: TicketRecord) -> bool:
+    async def _note_release(self, release_record: TicketRecord) -> bool:
         """Notes a release until the history records it; returns False if the record is of another request, or none is.
 
         The relay that owns the record then carries the release out, and that is this one from now on.
         """
-        relay, tracker = self._relay, self._relay.trackers.get(leaving.id)
-        if isinstance(tracker, TicketTracker) and tracker.record.keep_note(leaving):
+        relay, tracker = self._relay, self._relay.trackers.get(release_record.id)
+        if isinstance(tracker, TicketTracker) and tracker.record.keep_note(release_record):
             tracker.release.start()
-            if await relay.registry.put(tracker.record):
+            if await relay.registry.save(tracker.record):
                 return True
             relay.forget(tracker)  # another relay has taken it over
-        known = await relay.claim(leaving)
-        if not known.fence and not known.wait_id:  # it is new, and was never asked for
-            await relay.registry.drop(leaving.id)
+        stored = await relay.claim(release_record)
+        if not stored.fence and not stored.wait_id:  # it is new, and was never asked for
+            await relay.registry.drop(release_record.id)
             return False
-        relay.track_record(known)
-        return known.release == leaving.release and not known.admission
+        relay.track_record(stored)
+        return stored.release == release_record.release and not stored.admission
 
-    async def _tell_holders(self, semaphore: Semaphore) -> None:
+    async def _await_notified_holders(self, semaphore: Semaphore) -> None:
         """Waits until the relay has signalled the new holders.
 
         A time-skipping test server skips time as soon as no workflow task is under way. If all other workflows wait for
         a signal, it would skip to their timeouts.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(AT_ONCE_S):
+            async with asyncio.timeout(LOCAL_CALL_TIMEOUT_S):
                 holders = {permit.ticket for permit in (await semaphore.inspect()).holders}
                 for tracker in list(self._relay.trackers.values()):
                     record = tracker.record
                     if not isinstance(tracker, TicketTracker) or not record.token:
                         continue
                     if record.ticket in holders and record.terms.resource == semaphore.name:
-                        await tracker.handed_over.wait()
+                        await tracker.from_queue.wait()
 
-    def _leaving(self, giving: locks.ReleaseCall) -> TicketRecord:
-        wish = locks.AcquireCall(giving.terms, giving.ticket, "", 0, giving.asked, "", salt=giving.salt)
-        record = self._new_record(wish)
-        if giving.fence is not None:  # the fence names the permit; its request must not be granted again
-            record.fence, record.request = giving.fence, ""
+    def _release_record(self, call: locks.ReleaseCall) -> TicketRecord:
+        acquire_call = locks.AcquireCall(call.terms, call.ticket, "", 0, call.asked, "", salt=call.salt)
+        record = self._new_record(acquire_call)
+        if call.fence is not None:  # the fence names the permit; its request must not be granted again
+            record.fence, record.request = call.fence, ""
         # Of a permit that is plain data no relay has a record: one that has its release alone.
         record.keep, record.on_close, record.recorded = False, "lease", True
-        if giving.local_id:
-            record.release = ReleaseNote(giving.local_id, giving.event_id, giving.fence or 0)
+        if call.local_id:
+            record.release = ReleaseNote(call.local_id, call.event_id, call.fence or 0)
         return record
 
-    async def adopt(self, adopting: locks.AdoptCall) -> Permit:
+    async def adopt(self, call: locks.AdoptCall) -> Permit:
         """Takes a permit over for a run: with a new fence, unless it comes from the same chain of runs."""
-        permit, record = adopting.permit, self._new_record(adopting.wish)
+        permit, record = call.permit, self._new_record(call.wish)
         resource = self._relay.tickets.resource(permit.resource)
-        async with asyncio.timeout(AT_ONCE_S):
-            known = await self._relay.claim(record)
+        async with asyncio.timeout(LOCAL_CALL_TIMEOUT_S):
+            stored = await self._relay.claim(record)
             # When the next run of a chain starts, the previous one has ended and cannot use the fence. (An equal
             # request is a repeat of this one.)
-            before = known if known.request != record.request else None
+            before = stored if stored.request != record.request else None
             same = before is not None and (before.workflow_id, before.chain) == (record.workflow_id, record.chain)
-            refence = not same if adopting.refence is None else adopting.refence
+            refence = not same if call.refence is None else call.refence
             adopted = await self._relay.tickets.adopt(
                 *(resource, permit.ticket, permit.fence, record.request, record.terms.lease_ms),
                 refence=refence,
@@ -180,16 +182,16 @@ class Requests:
                 await self._relay.registry.drop(record.id)
                 raise lease_lost(permit.resource, permit.ticket, permit.fence, GONE)
             record.fence, record.granted_at_ms, _, record.weight, record.capacity, _ = adopted
-            record.recorded = adopting.resumes
-            record.keep_note(known)
+            record.recorded = call.resumes
+            record.keep_note(stored)
             tracker = self._tracker_of(record, at_once=True)
             self._relay.track(tracker)
-            await self._relay.registry.put(record)
+            await self._relay.registry.save(record)
         return tracker.permit
 
-    async def renew(self, renewing: locks.RenewCall) -> Permit:
+    async def renew(self, call: locks.RenewCall) -> Permit:
         """Renews a permit for a lease of that length."""
-        return await self._relay.semaphore(renewing.terms).renew(renewing.permit, lease=renewing.lease_ms / 1000)
+        return await self._relay.semaphore(call.terms).renew(call.permit, lease=call.lease_ms / 1000)
 
     async def downgrade(self, call: locks.DowngradeCall) -> bool:
         """Gives back all but one unit of a permit; returns whether it is held."""
@@ -198,39 +200,39 @@ class Requests:
             idle_ttl_ms=self._relay.settings.idle_ttl_ms,
         )
         if self._relay.settings.by_signal:
-            await self._tell_holders(self._relay.semaphore(call.terms))
+            await self._await_notified_holders(self._relay.semaphore(call.terms))
         return held
 
     async def held(self, resource: str, ticket: str, fence: int) -> bool:
         """Whether the permit with this fence is held now."""
         return await self._relay.tickets.check(self._relay.tickets.resource(resource), ticket, fence)
 
-    async def position(self, placing: locks.Placing) -> Position | None:
+    async def position(self, call: locks.PositionCall) -> Position | None:
         """Where a ticket stands in the queue."""
-        return await self._relay.semaphore(placing.terms).position(placing.ticket)
+        return await self._relay.semaphore(call.terms).position(call.ticket)
 
-    async def inspect(self, inspecting: locks.Inspecting) -> Snapshot:
+    async def inspect(self, call: locks.InspectCall) -> Snapshot:
         """The current state of the resource."""
-        return await self._relay.semaphore(inspecting.terms).inspect(limit=inspecting.limit)
+        return await self._relay.semaphore(call.terms).inspect(limit=call.limit)
 
     async def _claim(self, record: TicketRecord, *, limit_ms: float | None) -> TicketRecord:
         """Makes the relay the owner of the record, and copies the state of an earlier copy of the request."""
-        known = await self._relay.claim(record, limit_ms=limit_ms)
-        if known.release is not None and known.request != record.request:
+        stored = await self._relay.claim(record, limit_ms=limit_ms)
+        if stored.release is not None and stored.request != record.request:
             # The run has released what it had with this ticket, and the next request may not share that permit.
-            tracker = tracker_for(self._relay, known)
+            tracker = tracker_for(self._relay, stored)
             self._relay.track(tracker)
             if await tracker.release.attempt() is None:
                 raise TimeoutError  # until it is recorded; the waiting activity is retried
-            known = await self._relay.claim(record, limit_ms=limit_ms)
+            stored = await self._relay.claim(record, limit_ms=limit_ms)
         # A run that was reset to before it asked asks again for what it had before its downgrade.
-        gives_back = known.run_id != record.run_id and await self._relay.is_reduced(known)
-        if gives_back and not isinstance(await self._relay.give_back(known), bool):
+        gives_back = stored.run_id != record.run_id and await self._relay.is_reduced(stored)
+        if gives_back and not isinstance(await self._relay.try_release(stored), bool):
             raise TimeoutError  # the activity is retried
-        record.arrival = known.arrival
-        record.keep_note(known)  # this may be a late copy: what its task has released since is still to be released
-        if known.request == record.request and known.fence:
-            record.fence, record.granted_at_ms, record.capacity = known.fence, known.granted_at_ms, known.capacity
+        record.arrival = stored.arrival
+        record.keep_note(stored)  # this may be a late copy: what its task has released since is still to be released
+        if stored.request == record.request and stored.fence:
+            record.fence, record.granted_at_ms, record.capacity = stored.fence, stored.granted_at_ms, stored.capacity
         return record
 
     def _tracker_of(self, record: TicketRecord, *, at_once: bool = False) -> TicketTracker:
@@ -240,27 +242,27 @@ class Requests:
             record.keep_note(before.record)
         return tracker_for(self._relay, record, at_once=at_once)
 
-    def _new_record(self, wish: locks.AcquireCall) -> TicketRecord:
+    def _new_record(self, call: locks.AcquireCall) -> TicketRecord:
         """The initial record for a request of the activity's workflow run."""
         info = activity.info()
         workflow_id, run_id = info.workflow_id or "", info.workflow_run_id or ""
-        holder = wish.caller.workflow_id if wish.caller else workflow_id
-        owner = wish.owner or limits.shortened(holder, limits.OWNER_BYTES_MAX)
+        holder = call.caller.workflow_id if call.caller else workflow_id
+        owner = call.owner or limits.shortened(holder, limits.OWNER_BYTES_MAX)
         return TicketRecord(
-            wish.terms,
-            wish.ticket,
-            digest(wish.terms.resource, wish.ticket, run_id, wish.local_id, wish.salt),
-            *(workflow_id, run_id, wish.chain, wish.event_id, wish.local_id, wish.wait_id),
-            label(owner, wish.metadata, wish.key),
+            call.terms,
+            call.ticket,
+            digest(call.terms.resource, call.ticket, run_id, call.local_id, call.salt),
+            *(workflow_id, run_id, call.chain, call.event_id, call.local_id, call.wait_id),
+            label(owner, call.metadata, call.key),
             owner,
-            weight=wish.weight,
-            metadata=wish.metadata,
-            keep=wish.keep,
-            on_close=wish.on_close,
-            max_hold_ms=wish.max_hold_ms,
-            caller=wish.caller,
-            key=wish.key,
-            share=wish.share,
-            full=wish.full,
-            grace_ms=wish.grace_ms,
+            weight=call.weight,
+            metadata=call.metadata,
+            keep=call.keep,
+            on_close=call.on_close,
+            max_hold_ms=call.max_hold_ms,
+            caller=call.caller,
+            key=call.key,
+            share=call.share,
+            full=call.full,
+            grace_ms=call.grace_ms,
         )

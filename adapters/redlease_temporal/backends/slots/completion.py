@@ -12,12 +12,12 @@ from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from redlease_temporal.payloads.slots import Ended, slot_id
+from redlease_temporal.payloads.slots import SlotEnd, slot_id
 
 HELD = timedelta(seconds=60)  # timeout of one call; the server ends it sooner, with an empty reply
 
 
-async def end_of(client: Client, resource: str, slot: int, run_id: str, *, follow: bool = False) -> Ended | None:
+async def end_of(client: Client, resource: str, slot: int, run_id: str, *, follow: bool = False) -> SlotEnd | None:
     """Waits until a run of a slot has closed; returns its result, or None if it has none.
 
     `follow`: if the run continued as new, waits for the next one. `WorkflowHandle.result()` would do, but makes a test
@@ -31,8 +31,8 @@ async def end_of(client: Client, resource: str, slot: int, run_id: str, *, follo
         if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED:
             result = event.workflow_execution_completed_event_attributes.result
             with contextlib.suppress(Exception):  # whatever its result is, it has ended
-                (ended,) = await client.data_converter.decode(result.payloads, [Ended])
-                return ended if isinstance(ended, Ended) else None
+                (ended,) = await client.data_converter.decode(result.payloads, [SlotEnd])
+                return ended if isinstance(ended, SlotEnd) else None
             return None
         run_id = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
         if not follow or not run_id:

@@ -15,17 +15,17 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from redlease_temporal.common.keeper_calls import UNSURE
-from redlease_temporal.common.lasting import lasting
-from redlease_temporal.payloads.locks import FREE_SIGNAL
-from redlease_temporal.payloads.slots import TELL, SlotHandover, SlotOffer, SpareSlot, slot_id
+from redlease_temporal.common.resource_workflows import UNSURE
+from redlease_temporal.common.retrying import retry_until_done
+from redlease_temporal.payloads.locks import OFFER_SIGNAL
+from redlease_temporal.payloads.slots import NOTIFY, SlotHandover, SlotOffer, SpareSlot, slot_id
 
 from .completion import end_of
 
 logger = logging.getLogger("redlease.temporal")
 
 ENDS_IN_S = 60.0  # how long a slot may take to end
-ANSWER = timedelta(seconds=5)
+SIGNAL_TIMEOUT = timedelta(seconds=5)
 
 
 class SlotNotifier:
@@ -46,14 +46,14 @@ class SlotNotifier:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    @activity.defn(name=TELL)
-    async def tell(self, hand_on: SlotHandover) -> None:
+    @activity.defn(name=NOTIFY)
+    async def notify(self, handover: SlotHandover) -> None:
         """Notifies the head of the line when the slot has ended; a later call for the same run replaces this one."""
-        before = self._tasks.pop(hand_on.run_id, None)
+        before = self._tasks.pop(handover.run_id, None)
         if before is not None:
             before.cancel()
-        task = self._tasks[hand_on.run_id] = asyncio.create_task(self._tell(hand_on))
-        task.add_done_callback(lambda _: self._forget(hand_on.run_id, task))
+        task = self._tasks[handover.run_id] = asyncio.create_task(self._notify(handover))
+        task.add_done_callback(lambda _: self._forget(handover.run_id, task))
 
     def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
         if self._tasks.get(run_id) is task:
@@ -61,30 +61,30 @@ class SlotNotifier:
         if not task.cancelled() and task.exception() is not None:
             logger.warning("the next in a slot's line was not told; it finds out by itself: %s", task.exception())
 
-    async def _tell(self, hand_on: SlotHandover) -> None:
-        slot = f"resource {hand_on.resource!r}: telling the line that slot {hand_on.slot} is free"
+    async def _notify(self, handover: SlotHandover) -> None:
+        slot = f"resource {handover.resource!r}: telling the line that slot {handover.slot} is free"
         async with asyncio.timeout(ENDS_IN_S):
-            await lasting(slot, lambda: self._tell_when_ended(hand_on))
+            await retry_until_done(slot, lambda: self._notify_when_ended(handover))
 
-    async def _tell_when_ended(self, hand_on: SlotHandover) -> None:
-        await end_of(self._client, hand_on.resource, hand_on.slot, hand_on.run_id)
-        rest = hand_on.waiters
+    async def _notify_when_ended(self, handover: SlotHandover) -> None:
+        await end_of(self._client, handover.resource, handover.slot, handover.run_id)
+        rest = handover.waiters
         while rest:
             head, *rest = rest
-            free = SlotOffer(hand_on.resource, hand_on.slot, head.requester.request, rest, hand_on.floor)
-            if await self._signal(head.requester.workflow_id, FREE_SIGNAL, free):
+            offer = SlotOffer(handover.resource, handover.slot, head.requester.request, rest, handover.floor)
+            if await self._signal(head.requester.workflow_id, OFFER_SIGNAL, offer):
                 return
-        hints = hand_on.hints
+        hints = handover.hints
         while hints:
-            asked, *hints = hints
-            spare = SpareSlot(hand_on.slot, hints, hand_on.floor)
-            if await self._signal(slot_id(hand_on.resource, asked), "spare", spare):
+            slot, *hints = hints
+            spare = SpareSlot(handover.slot, hints, handover.floor)
+            if await self._signal(slot_id(handover.resource, slot), "spare", spare):
                 return
 
-    async def _signal(self, workflow_id: str, name: str, said: object) -> bool:
+    async def _signal(self, workflow_id: str, name: str, message: object) -> bool:
         """Signals a workflow; returns False if no run with that id is open."""
         try:
-            await self._client.get_workflow_handle(workflow_id).signal(name, said, rpc_timeout=ANSWER)
+            await self._client.get_workflow_handle(workflow_id).signal(name, message, rpc_timeout=SIGNAL_TIMEOUT)
         except RPCError as error:
             if error.status in UNSURE or error.status == RPCStatusCode.RESOURCE_EXHAUSTED:
                 raise  # the caller retries

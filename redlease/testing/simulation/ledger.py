@@ -48,7 +48,7 @@ class Waiting:
 
 
 @dataclass
-class Book:
+class Ledger:
     """One resource, as the calls of it tell.
 
     Attributes:
@@ -65,7 +65,7 @@ class Book:
     held: dict[str, Held] = field(default_factory=dict)
     waiting: dict[str, Waiting] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
-    requests: dict[str, str] = field(default_factory=dict)
+    request_ids: dict[str, str] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
@@ -120,7 +120,7 @@ class Book:
             message = read_message(payload.encode()) if payload else None
             if message and message.kind == "g":
                 fence, _, until_ms, self.capacity = message.numbers
-                ticket = self.requests.get(message.about, "")
+                ticket = self.request_ids.get(message.about, "")
                 if ticket not in self.held or self.held[ticket].fence != fence:
                     yield from self._granted(ticket, fence, until_ms, None)
 
@@ -152,14 +152,14 @@ class Book:
         self.held[ticket] = Held(fence, weight, until_ms)
 
     def _acquire(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
-        ticket, request, place, arrival, asked = args[:5]
+        ticket, request_id, place, arrival, asked = args[:5]
         if ticket not in self.live():
             self.keys[ticket] = args[11] if len(args) > 11 else ""
         weight, _, rest = asked.partition(" ")
         status, *values = reply
         if status == Status.GRANTED:
             fence, _, until_ms, self.capacity = values[:4]
-            self.requests[request], self.weights[ticket] = ticket, int(weight)
+            self.request_ids[request_id], self.weights[ticket] = ticket, int(weight)
             known = self.held.get(ticket)
             if known and known.fence == fence:
                 if known.until_ms <= self.now:
@@ -171,7 +171,7 @@ class Book:
                 at = (float("inf"), ticket) if int(arrival) <= 0 else (float(arrival), ticket)
                 yield from self._granted(ticket, fence, until_ms, None if has_priority else at)
         elif status == Status.QUEUED:
-            self.requests[request], self.weights[ticket] = ticket, int(weight)
+            self.request_ids[request_id], self.weights[ticket] = ticket, int(weight)
             waits = self.waiting.setdefault(ticket, Waiting(values[0], int(weight), {}))
             waits.sequence = values[0]
             waits.places[place] = None
@@ -192,7 +192,7 @@ class Book:
                 self.held[args[0]].prolong(reply[0])
 
     def _release(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
-        ticket, request, fence, *_ = args
+        ticket, request_id, fence, *_ = args
         if reply[0]:
             held = self.held.get(ticket)
             if held and (not fence or held.fence == int(fence)):
@@ -200,7 +200,7 @@ class Book:
             elif fence:
                 yield f"release: {ticket} is released under {fence}, which it did not have"
             self.waiting.pop(ticket, None)
-            if not fence and not request:
+            if not fence and not request_id:
                 self.taken.add(ticket)
 
     def _adopt(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
--- say: publishes a message to all relays.
+-- broadcast: publishes a message to all relays.
 -- KEYS: records owners relays
 -- ARGV: tag channel message
 -- Reply: {tag}

@@ -1,4 +1,4 @@
--- put: stores the text of a record that the relay owns. It keeps the note of a release that it does not know of.
+-- save: stores the text of a record that the relay owns. It keeps the note of a release that it does not know of.
 -- KEYS: records owners relays
 -- ARGV: tag relay record text generation
 -- Reply: {tag, written, text}; written 0 if the relay no longer owns the record or it was dropped; -1 if the registry

@@ -12,17 +12,17 @@ from redlease import RedleaseError, clock
 
 logger = logging.getLogger("redlease.temporal")
 
-PAUSES_S = (0.1, 5.0)  # the first and the longest pause before work is restarted
+RETRY_PAUSES_S = (0.1, 5.0)  # the first and the longest pause before work is restarted
 TEXTS_MAX = 1000
 
 
-class Once:
+class LogOnce:
     """Logs each failure once, until the work succeeds again."""
 
     def __init__(self) -> None:
         self._logged: dict[str, set[str]] = {}
 
-    def tell(self, what: str, error: BaseException) -> None:
+    def warn(self, what: str, error: BaseException) -> None:
         """Logs a failure unless it is logged already; with a traceback if no outage explains it."""
         if len(self._logged) > TEXTS_MAX:
             self._logged.clear()
@@ -36,13 +36,16 @@ class Once:
         else:
             logger.error("%s: %s", what, text, exc_info=error)
 
-    def over(self, what: str) -> None:
+    def succeeded(self, what: str) -> None:
         """The work succeeded: if it fails again, that is logged again."""
         self._logged.pop(what, None)
 
 
-async def lasting(
-    what: str, work: Callable[[], Awaitable[None]], pauses_s: tuple[float, float] = PAUSES_S, once: Once | None = None
+async def retry_until_done(
+    what: str,
+    work: Callable[[], Awaitable[None]],
+    pauses_s: tuple[float, float] = RETRY_PAUSES_S,
+    once: LogOnce | None = None,
 ) -> None:
     """Runs work until it returns. After an exception it starts again, and must continue from the current state.
 
@@ -54,7 +57,7 @@ async def lasting(
         once: Pass one if more is logged about the same work.
     """
     first_s, longest_s = pauses_s
-    once, failed, pause_s = once or Once(), f"{what} failed, and is begun again", 0.0
+    once, failed, pause_s = once or LogOnce(), f"{what} failed, and is begun again", 0.0
     while True:
         began_ms = clock.now_ms()
         try:
@@ -63,9 +66,9 @@ async def lasting(
             await work()
         except Exception as error:  # noqa: BLE001  whatever it is, it is logged
             if clock.now_ms() - began_ms > (pause_s + longest_s) * 1000:
-                once.over(failed)
+                once.succeeded(failed)
                 pause_s = 0.0
-            once.tell(failed, error)
+            once.warn(failed, error)
             pause_s = min(max(first_s, 2 * pause_s), longest_s)
         else:
             return

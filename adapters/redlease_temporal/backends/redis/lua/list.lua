@@ -1,4 +1,4 @@
--- own: returns the records that a relay owns, a page at a time.
+-- list: returns the records that a relay owns, a page at a time.
 -- KEYS: records owners relays
 -- ARGV: tag relay after
 --       (after: the last record of the previous page, empty for the first)

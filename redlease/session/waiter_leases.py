@@ -13,16 +13,16 @@ from redlease.log import about
 from redlease.protocol import encoding, scripts
 from redlease.protocol.arguments import AcquireRequest
 from redlease.protocol.encoding import Resource
-from redlease.protocol.faults import ErrorReply
-from redlease.protocol.replies import Beaten, Queued, Status
+from redlease.protocol.error_replies import ErrorReply
+from redlease.protocol.replies import HeartbeatReply, Queued, Status
 from redlease.transport.base import Reply, Transport
 
-from . import refusals
-from .leases import LeaseKeeper
+from . import acquire_errors
+from .leases import LeaseManager
 
 logger = logging.getLogger("redlease")
 
-BEATS_A_LEASE = 3
+HEARTBEATS_PER_LEASE = 3
 # When a lease may have lapsed, every client with waiters calls the server; each delays its call by its queue position.
 STAGGER_MS, STAGGER_PLACES = 1.0, 200
 ROUNDING_MS = 2.0  # the server rounds to whole ms
@@ -31,7 +31,7 @@ ROUNDING_MS = 2.0  # the server rounds to whole ms
 class Waiting(Protocol):
     """A request that waits at a place; `sequence`: None unless it is queued there."""
 
-    ask: AcquireRequest
+    request: AcquireRequest
     sequence: int | None
     due_ms: float | None
     on_lapsed: Callable[[], None] | None
@@ -43,19 +43,19 @@ class Waiting(Protocol):
     def fail(self, error: Exception) -> None: ...
 
 
-class Places(Protocol):
+class Clients(Protocol):
     """What has the places; `name`: that of every new one."""
 
-    keeper: LeaseKeeper
+    manager: LeaseManager
     connection: Transport
     name: str
 
     def take_name(self) -> str: ...
 
-    def forget(self, place: QueuePlace) -> None: ...
+    def forget(self, waiter_lease: WaiterLease) -> None: ...
 
 
-class QueuePlace:
+class WaiterLease:
     """This client's place in the queue of one resource, from the first request that it queued there.
 
     Places on several resources may share a name; a name whose place may have lapsed is never used again.
@@ -63,10 +63,10 @@ class QueuePlace:
 
     deadline_ms: float | None = None  # None: the server has not confirmed it
     due_ms: float | None = None
-    _beating = False
-    _beats = 0
+    _is_heartbeat_in_flight = False
+    _heartbeats = 0
 
-    def __init__(self, session: Places, resource: Resource) -> None:
+    def __init__(self, session: Clients, resource: Resource) -> None:
         self.session = session
         self.resource = resource
         self.name = session.name
@@ -87,36 +87,36 @@ class QueuePlace:
         if len(keys) > 1:
             wake_ms, key = min((wake_ms, key) for key, wake_ms in (self._wakes or {"": math.inf}).items())
             if wake_ms > now_ms:
-                key = sorted(keys)[self._beats % len(keys)]
-            waiters = [waiting for waiting in waiters if waiting.ask.key == key]
+                key = sorted(keys)[self._heartbeats % len(keys)]
+            waiters = [waiting for waiting in waiters if waiting.request.key == key]
         return min(waiters, key=lambda waiting: waiting.order(), default=None)
 
     def _keys(self) -> set[str]:
         """Returns the keys of those that are queued."""
-        return {waiting.ask.key for waiting in self.waiters.values() if waiting.sequence is not None}
+        return {waiting.request.key for waiting in self.waiters.values() if waiting.sequence is not None}
 
-    def queued(self, sent_ms: float, ask: AcquireRequest, queued: Queued) -> None:
+    def queued(self, sent_ms: float, request: AcquireRequest, queued: Queued) -> None:
         """Records that the server queued a waiter, and keeps the place for at least the waiter lease."""
-        due_ms = self._confirm(sent_ms, ask.terms.waiter_lease_ms)
-        if queued.soonest_ms >= 0:
-            due_ms = min(due_ms, self._wake(ask.key, queued.soonest_ms, queued.ahead))
+        due_ms = self._confirm(sent_ms, request.terms.waiter_lease_ms)
+        if queued.next_expiry_ms >= 0:
+            due_ms = min(due_ms, self._wake(request.key, queued.next_expiry_ms, queued.ahead))
         if self.due_ms is None or due_ms < self.due_ms:
-            self.session.keeper.schedule.at(due_ms, self)
+            self.session.manager.schedule.at(due_ms, self)
 
     def ask_in(self, key: str, wait_ms: int) -> None:
         """Sends a heartbeat for the first waiter of a key so many ms from now."""
         due_ms = self._wake(key, wait_ms or -ROUNDING_MS)
         if self.due_ms is None or due_ms < self.due_ms:
-            self.session.keeper.schedule.at(due_ms, self)
+            self.session.manager.schedule.at(due_ms, self)
 
     def _confirm(self, sent_ms: float, lease_ms: int) -> float:
         """Records that the server extended the place; returns when the next heartbeat is due."""
         self.deadline_ms = max(self.deadline_ms or 0.0, sent_ms + lease_ms - clock.SERVER_TICK_MS)
-        return sent_ms + lease_ms / BEATS_A_LEASE
+        return sent_ms + lease_ms / HEARTBEATS_PER_LEASE
 
-    def _wake(self, key: str, soonest_ms: float, ahead: int = 0) -> float:
+    def _wake(self, key: str, next_expiry_ms: float, ahead: int = 0) -> float:
         """Records when something ends that a waiter with so many `ahead` may wait for; returns when to call."""
-        wake_ms = clock.now_ms() + soonest_ms + ROUNDING_MS + STAGGER_MS * min(ahead, STAGGER_PLACES)
+        wake_ms = clock.now_ms() + next_expiry_ms + ROUNDING_MS + STAGGER_MS * min(ahead, STAGGER_PLACES)
         if key not in self._wakes or wake_ms < self._wakes[key]:
             self._wakes[key] = wake_ms
         return self._wakes[key]
@@ -131,56 +131,56 @@ class QueuePlace:
         # A place without waiters is kept until it lapses, so that a request made meanwhile can use it.
         first = self._first(now_ms)
         if first is None:
-            self.session.keeper.schedule.at(self.deadline_ms, self)
+            self.session.manager.schedule.at(self.deadline_ms, self)
             return False
-        self.session.keeper.schedule.at(self.deadline_ms, self)  # until a reply sets a later time
+        self.session.manager.schedule.at(self.deadline_ms, self)  # until a reply sets a later time
         link = self.session.connection.endpoint_for(self.resource)
-        if self._beating or not link.ready:
+        if self._is_heartbeat_in_flight or not link.ready:
             return False
-        lease_ms = max(waiting.ask.terms.waiter_lease_ms for waiting in self.waiters.values())
-        tail = encoding.pack(self.name, lease_ms, first.ask.ticket, first.ask.terms.idle_ttl_ms)
-        link.send(self.resource, scripts.BEAT, tail, partial(self._beaten, now_ms, self.name, lease_ms, first))
-        self._wakes.pop(first.ask.key, None)
-        self._beating = True
-        self._beats += 1
+        lease_ms = max(waiting.request.terms.waiter_lease_ms for waiting in self.waiters.values())
+        tail = encoding.pack(self.name, lease_ms, first.request.ticket, first.request.terms.idle_ttl_ms)
+        link.send(self.resource, scripts.BEAT, tail, partial(self._on_heartbeat, now_ms, self.name, lease_ms, first))
+        self._wakes.pop(first.request.key, None)
+        self._is_heartbeat_in_flight = True
+        self._heartbeats += 1
         return True
 
-    def _beaten(self, sent_ms: float, name: str, lease_ms: int, first: Waiting, reply: Reply) -> None:
-        self._beating = False
-        schedule = self.session.keeper.schedule
+    def _on_heartbeat(self, sent_ms: float, name: str, lease_ms: int, first: Waiting, reply: Reply) -> None:
+        self._is_heartbeat_in_flight = False
+        schedule = self.session.manager.schedule
         if name != self.name:
             return
         if reply is None or isinstance(reply, ErrorReply):  # another connection may serve the resource by now
-            self._wakes[first.ask.key] = clock.now_ms() + (reply.retry_ms if reply else 0)
-            schedule.at(self._wakes[first.ask.key], self)
+            self._wakes[first.request.key] = clock.now_ms() + (reply.retry_ms if reply else 0)
+            schedule.at(self._wakes[first.request.key], self)
         elif reply[1] == Status.LAPSED:
             self.lapsed(name)
         elif reply[1] == Status.GRANTED:
-            self._doubtful.discard(first.ask.key)
-            self._missed(first)
+            self._doubtful.discard(first.request.key)
+            self._on_missed_grant(first)
             schedule.at(min((self._confirm(sent_ms, lease_ms), *self._wakes.values())), self)
         else:
-            beaten = Beaten(*reply[2:])
-            self._doubtful.discard(first.ask.key)
-            if beaten.soonest_ms >= 0:
-                self._wake(first.ask.key, beaten.soonest_ms, beaten.ahead)
+            beaten = HeartbeatReply(*reply[2:])
+            self._doubtful.discard(first.request.key)
+            if beaten.next_expiry_ms >= 0:
+                self._wake(first.request.key, beaten.next_expiry_ms, beaten.ahead)
             schedule.at(min((self._confirm(sent_ms, lease_ms), *self._wakes.values())), self)
             if beaten.more:
-                self.session.keeper.follow_up(self.resource, first.ask.terms)
+                self.session.manager.follow_up(self.resource, first.request.terms)
             for waiting in list(self.waiters.values()):
-                if waiting.ask.weight > beaten.capacity:
-                    waiting.fail(refusals.weight_never_fits(waiting.ask, beaten.capacity))
+                if waiting.request.weight > beaten.capacity:
+                    waiting.fail(acquire_errors.weight_never_fits(waiting.request, beaten.capacity))
 
-    def _missed(self, first: Waiting) -> None:
+    def _on_missed_grant(self, first: Waiting) -> None:
         """Repeats a request that left the queue without a message, and asks about the next one of its key at once.
 
         Not if a message that came with the reply said when that is due. If no message came, data may be lost: so it
         asks about each other key as well, once.
         """
-        now_ms, key = clock.now_ms(), first.ask.key
-        if first.ask.request in self.waiters:
+        now_ms, key = clock.now_ms(), first.request.key
+        if first.request.request_id in self.waiters:
             first.sequence = None
-            self.session.keeper.schedule.at(now_ms, first)
+            self.session.manager.schedule.at(now_ms, first)
             if not self._doubtful:
                 self._doubtful = self._keys() - {key}
                 self._wakes |= dict.fromkeys(self._doubtful, now_ms)
@@ -193,7 +193,7 @@ class QueuePlace:
             return
         self.name = self.session.take_name()
         self.deadline_ms = None
-        self.session.keeper.schedule.drop(self)
+        self.session.manager.schedule.drop(self)
         if not self.waiters:
             self.session.forget(self)
             return
@@ -203,6 +203,6 @@ class QueuePlace:
         for waiting in sorted(self.waiters.values(), key=lambda waiting: waiting.order()):
             waiting.sequence = None
             if waiting.on_lapsed is None:
-                self.session.keeper.schedule.at(now_ms, waiting)
+                self.session.manager.schedule.at(now_ms, waiting)
             else:
                 waiting.on_lapsed()

@@ -1,8 +1,8 @@
--- lay: stores a new record on behalf of a caller that is no relay; the relay with the next beat takes it over.
+-- add: stores a new record on behalf of a caller that is no relay; the relay with the next beat takes it over.
 -- KEYS: records owners relays
 -- ARGV: tag relay record text channel
 --       (relay: a name that no relay has; it counts as lapsed at once)
--- Reply: {tag, laid}; laid 0 if the record exists
+-- Reply: {tag, added}; added 0 if the record exists
 -- Cost: O(log n) with n records.
 local tag, relay, record, text = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local records, owners, relays = KEYS[1], KEYS[2], KEYS[3]

@@ -10,17 +10,17 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from redlease.models import Permit
-from redlease_temporal.common.lasting import Once
-from redlease_temporal.payloads.locks import GRANTED_SIGNAL, LOST_SIGNAL, Granted, Lost
+from redlease_temporal.common.retrying import LogOnce
+from redlease_temporal.payloads.locks import GRANTED_SIGNAL, LOST_SIGNAL, GrantedSignal, LostSignal
 
 from .registry import TicketRecord
 
 BY_SIGNAL_TOKEN = "signal"  # noqa: S105  in place of a task token
-ANSWER = timedelta(seconds=5)  # how long the Temporal server may take to answer
+SIGNAL_TIMEOUT = timedelta(seconds=5)  # how long the Temporal server may take to answer
 RETRY_S = (0.1, 5.0)  # the first and the longest pause after it did not
 
 
-async def tell_of_grant(temporal: Client, record: TicketRecord, token: str, permit: Permit) -> None:
+async def notify_of_grant(temporal: Client, record: TicketRecord, token: str, permit: Permit) -> None:
     """Completes the waiting activity, or signals the run.
 
     Raises:
@@ -29,7 +29,7 @@ async def tell_of_grant(temporal: Client, record: TicketRecord, token: str, perm
     """
     if token == BY_SIGNAL_TOKEN:
         handle = temporal.get_workflow_handle(record.workflow_id, run_id=record.run_id)
-        await handle.signal(GRANTED_SIGNAL, Granted(permit))
+        await handle.signal(GRANTED_SIGNAL, GrantedSignal(permit))
     elif token:
         await temporal.get_async_activity_handle(task_token=base64.b64decode(token)).complete(permit)
     else:  # no token is known, perhaps since its worker died: complete the attempt that is running
@@ -39,26 +39,28 @@ async def tell_of_grant(temporal: Client, record: TicketRecord, token: str, perm
         await waits.complete(permit)
 
 
-async def tell_of_loss(temporal: Client, record: TicketRecord, why: str, once: Once, *, replaced_by: str = "") -> None:
+async def notify_of_loss(
+    temporal: Client, record: TicketRecord, why: str, once: LogOnce, *, replaced_by: str = ""
+) -> None:
     """Signals the loss of a permit to the run, or to the run that continued it, until the server has the signal.
 
     `replaced_by`: the ticket of the newer request that ended the permit.
     """
     if replaced_by:
         why = f"the newer request {replaced_by!r} replaced it"
-    lost = Lost(record.terms.resource, record.ticket, record.fence, why, bool(replaced_by))
+    lost = LostSignal(record.terms.resource, record.ticket, record.fence, why, bool(replaced_by))
     handle = temporal.get_workflow_handle(record.workflow_id)
     pause_s = RETRY_S[0]
     while True:
         try:
-            await handle.signal(LOST_SIGNAL, lost, rpc_timeout=ANSWER)
+            await handle.signal(LOST_SIGNAL, lost, rpc_timeout=SIGNAL_TIMEOUT)
         except RPCError as error:
             if error.status == RPCStatusCode.NOT_FOUND:
                 return
             what = (
                 f"resource {record.terms.resource!r}: workflow {record.workflow_id!r} could not be told of its loss yet"
             )
-            once.tell(what, error)
+            once.warn(what, error)
         else:
             return
         await asyncio.sleep(pause_s)

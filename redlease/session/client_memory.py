@@ -17,7 +17,7 @@ WARNED_MOST = 1000  # how many warnings are remembered
 logger = logging.getLogger("redlease")
 
 
-class Remembered:
+class ClientMemory:
     """Entries about requests, each kept as long as it matters."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Remembered:
         self._tickets: set[tuple[bytes, str]] = set()
         self._warned: set[tuple[str, int | str]] = set()
 
-    def claim_ticket(self, resource: Resource, ticket: str) -> Callable[[], None]:
+    def reserve_ticket(self, resource: Resource, ticket: str) -> Callable[[], None]:
         """Marks a ticket as in use until the returned callback is called; raises ValueError if it is in use already."""
         key = (resource.state_key, ticket)
         if key in self._tickets:
@@ -37,28 +37,28 @@ class Remembered:
         self._tickets.add(key)
         return lambda: self._tickets.discard(key)
 
-    def note_unsure(self, ask: AcquireRequest, for_ms: float) -> None:
+    def note_possible_duplicate(self, request: AcquireRequest, for_ms: float) -> None:
         """Notes, for `for_ms`, that a late copy of the request for a plain permit may still arrive."""
         now_ms = clock.now_ms()
         self._may_be_duplicated = {key: noted for key, noted in self._may_be_duplicated.items() if noted[1] >= now_ms}
-        self._may_be_duplicated[ask.resource.state_key, ask.ticket] = (ask.request, now_ms + for_ms)
+        self._may_be_duplicated[request.resource.state_key, request.ticket] = (request.request_id, now_ms + for_ms)
 
-    def take_unsure(self, resource: Resource, ticket: str) -> tuple[str, bool]:
+    def take_possible_duplicate(self, resource: Resource, ticket: str) -> tuple[str, bool]:
         """Removes the note; returns the request id, empty if none, and whether late copies may still arrive."""
-        request, until_ms = self._may_be_duplicated.pop((resource.state_key, ticket), ("", 0.0))
-        return request, clock.now_ms() < until_ms
+        request_id, until_ms = self._may_be_duplicated.pop((resource.state_key, ticket), ("", 0.0))
+        return request_id, clock.now_ms() < until_ms
 
     def adoption(self, key: tuple[bytes, str, int], ids: RequestIds, for_ms: float) -> str:
         """Returns the request id for an adoption by state key, ticket and fence; a retry gets the same id."""
         now_ms = clock.now_ms()
         self.adopting = {other: noted for other, noted in self.adopting.items() if noted[1] >= now_ms}
-        request = self.adopting[key][0] if key in self.adopting else ids.draw()[1]
-        self.adopting[key] = (request, now_ms + for_ms)
-        return request
+        request_id = self.adopting[key][0] if key in self.adopting else ids.draw()[1]
+        self.adopting[key] = (request_id, now_ms + for_ms)
+        return request_id
 
-    def declared(self, ask: AcquireRequest, was_declared: int) -> None:
+    def declared(self, request: AcquireRequest, was_declared: int) -> None:
         """Warns once if this client's declared capacity replaced a different one."""
-        name, capacity = ask.resource.name, ask.terms.capacity
+        name, capacity = request.resource.name, request.terms.capacity
         if self._is_new(name, was_declared):
             logger.warning(
                 "resource %r: the capacity declared here is %d, but %d was declared before; it is %d from now on. "

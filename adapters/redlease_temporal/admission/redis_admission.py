@@ -17,25 +17,25 @@ from redlease.models import Permit, Snapshot
 from redlease.tickets import Granted, Resource, Status, Tickets, label
 from redlease_temporal.backends.redis.registry import Registry, TicketRecord, digest
 from redlease_temporal.common.run_monitor import RunMonitor, RunStatus
-from redlease_temporal.payloads.locks import Terms
+from redlease_temporal.payloads.locks import ResourceTerms
 
-from .replacing import Taken
-from .rule import Entry
+from .replacing import TakenSlot
+from .rule import AdmissionRequest
 
 PROVISIONAL_MS = 30_000  # how long a reserved place is kept if nothing confirms the start
-KEPT_MS = 24 * 3600 * 1000  # how long a run's place outlives the last relay
-PLACES_MORE = 100  # how many places over the limit, from before it was lowered, a start knows of
-ASKED = "asked_at_ms"  # when the start asked for its place, by the clock of Redis, if it was not granted at once
+SLOT_LEASE_MS = 24 * 3600 * 1000  # how long a run's place outlives the last relay
+EXTRA_SLOTS = 100  # how many places over the limit, from before it was lowered, a start knows of
+REQUESTED_AT = "asked_at_ms"  # when the start asked for its place, by the clock of Redis, if it was not granted at once
 WORKFLOW_ID = "workflow_id"  # of a place whose ticket, which usually contains it, would be too long
-MISSED_MS = 4500  # how soon another relay continues a dead one's work: the relay's lease is a third
+RELAY_LOSS_MS = 4500  # how soon another relay continues a dead one's work: the relay's lease is a third
 
 
-class _Grant(NamedTuple):
+class _SlotGrant(NamedTuple):
     fence: int
     fresh: bool  # whether the place was free until now
 
 
-class Admission:
+class RedisAdmission:
     """Takes and frees places.
 
     Args:
@@ -55,49 +55,49 @@ class Admission:
         self._namespace = namespace
         self._idle_ttl_ms = idle_ttl_ms
 
-    def record_of(self, entry: Entry) -> TicketRecord:
+    def record_of(self, request: AdmissionRequest) -> TicketRecord:
         """The record of a place that nobody has taken yet."""
-        ticket = f"{self._namespace}/{entry.workflow_id}"
-        metadata = {"workflow_type": entry.workflow_type}
+        ticket = f"{self._namespace}/{request.workflow_id}"
+        metadata = {"workflow_type": request.workflow_type}
         if len(ticket.encode()) > limits.TICKET_BYTES_MAX:
-            ticket, metadata = digest(ticket), {**metadata, WORKFLOW_ID: entry.workflow_id}
-        owner = limits.shortened(entry.workflow_id, limits.OWNER_BYTES_MAX)
+            ticket, metadata = digest(ticket), {**metadata, WORKFLOW_ID: request.workflow_id}
+        owner = limits.shortened(request.workflow_id, limits.OWNER_BYTES_MAX)
         record = TicketRecord(
-            Terms(entry.resource, entry.limit, MISSED_MS),
-            *(ticket, secrets.token_hex(8), entry.workflow_id, "", entry.chain, 0, "", ""),
+            ResourceTerms(request.resource, request.limit, RELAY_LOSS_MS),
+            *(ticket, secrets.token_hex(8), request.workflow_id, "", request.chain, 0, "", ""),
             *(label(owner, metadata), owner),
             metadata=metadata,
             admission=True,
         )
-        if entry.asked:
-            _set_asked(record, entry.asked)
+        if request.asked:
+            _set_requested_at(record, request.asked)
         return record
 
-    async def reserve(self, entry: Entry) -> TicketRecord | None:
+    async def reserve(self, request: AdmissionRequest) -> TicketRecord | None:
         """Takes a place for a start that is to follow; None if the workflow runs already, and needs none.
 
         Raises:
             WorkflowConcurrencyLimitExceeded: No place is free.
         """
-        if entry.replaces and await self._fate(entry) is RunStatus.OPEN:
+        if request.replaces and await self._status_of(request) is RunStatus.OPEN:
             return None  # to take its place again would change when that was asked for
-        record = self.record_of(entry)
+        record = self.record_of(request)
         while True:
             grant = await self._take(record, PROVISIONAL_MS)
             if grant is None:
-                if await self._fate(entry) is RunStatus.OPEN:
+                if await self._status_of(request) is RunStatus.OPEN:
                     return None
-                raise entry.refusal()
+                raise request.refusal()
             if grant.fresh:
                 record.fence = grant.fence
                 break
-            if await self._fate(entry) is not RunStatus.CLOSED:
+            if await self._status_of(request) is not RunStatus.CLOSED:
                 return None
             # The last run has just closed, and a relay is about to free its place. A new fence prevents that.
-            record.fence = await self._adopt(entry, record, grant.fence, PROVISIONAL_MS)
+            record.fence = await self._adopt(request, record, grant.fence, PROVISIONAL_MS)
             if record.fence:
                 break
-        await self._registry.drop(record.id, anyones=True)  # an earlier run may have left a record
+        await self._registry.drop(record.id, any_owner=True)  # an earlier run may have left a record
         return record
 
     async def confirm(self, record: TicketRecord, chain: str) -> None:
@@ -109,69 +109,73 @@ class Admission:
         calls: list[Awaitable[object]] = [self._registry.add_unowned(record)]
         if chain:
             held = (self._resource(record), record.ticket, record.fence)
-            calls.append(self._tickets.renew(*held, KEPT_MS, idle_ttl_ms=self._idle_ttl_ms))
+            calls.append(self._tickets.renew(*held, SLOT_LEASE_MS, idle_ttl_ms=self._idle_ttl_ms))
         await asyncio.gather(*calls)
 
-    async def forgo(self, entry: Entry, record: TicketRecord | None = None) -> None:
+    async def cancel_reservation(self, request: AdmissionRequest, record: TicketRecord | None = None) -> None:
         """The workflow was not started: frees its place, unless the ID has an open run that it belongs to."""
-        if await self._fate(entry) is not RunStatus.CLOSED:
+        if await self._status_of(request) is not RunStatus.CLOSED:
             if record is not None:  # another start of that ID, whose place this one took over, may have been faster
                 await self.confirm(record, "")
             return
-        known = await self._registry.drop(self.record_of(entry).id, anyones=True)
-        if (record := record or known) is not None and record.fence:
+        stored = await self._registry.drop(self.record_of(request).id, any_owner=True)
+        if (record := record or stored) is not None and record.fence:
             await self.free(record)
 
-    async def admit(self, entry: Entry) -> TicketRecord | None:
+    async def admit(self, request: AdmissionRequest) -> TicketRecord | None:
         """Takes the place of a run, or finds the one that it has; None if no place is free."""
-        record = self.record_of(entry)
-        known = await self._registry.claim(record)
-        own = known.chain in {"", entry.chain}
-        if own and entry.replaces:
-            await self._keep_asked(record)
+        record = self.record_of(request)
+        stored = await self._registry.claim(record)
+        is_own_chain = stored.chain in {"", request.chain}
+        if is_own_chain and request.replaces:
+            await self._copy_requested_at(record)
         while True:
-            grant = await self._take(record, KEPT_MS)
+            grant = await self._take(record, SLOT_LEASE_MS)
             if grant is None:
                 await self._registry.drop(record.id)
                 return None
             record.fence = grant.fence
-            if not own and not grant.fresh:  # an earlier workflow of that ID had it, and a relay may be freeing it
-                record.fence = await self._adopt(entry, record, grant.fence, KEPT_MS)
+            if (
+                not is_own_chain and not grant.fresh
+            ):  # an earlier workflow of that ID had it, and a relay may be freeing it
+                record.fence = await self._adopt(request, record, grant.fence, SLOT_LEASE_MS)
             if record.fence:
-                if not await self._registry.put(record):  # a relay that freed an earlier run's place dropped the record
+                if not await self._registry.save(
+                    record
+                ):  # a relay that freed an earlier run's place dropped the record
                     await self._registry.claim(record)
                 return record
 
-    async def taken(self, entry: Entry) -> tuple[list[Taken], float]:
+    async def taken_slots(self, request: AdmissionRequest) -> tuple[list[TakenSlot], float]:
         """The places that other workflows have, and the time, in ms."""
-        own, namespace = self.record_of(entry), f"{self._namespace}/"
-        snapshot = await self._inspect(own, entry.limit + PLACES_MORE)
-        places = [
-            Taken(
+        own_record, namespace = self.record_of(request), f"{self._namespace}/"
+        snapshot = await self._inspect(own_record, request.limit + EXTRA_SLOTS)
+        taken = [
+            TakenSlot(
                 each.metadata.get(WORKFLOW_ID) or each.ticket.removeprefix(namespace),
                 each.ticket,
-                _asked(each),
+                _requested_at(each),
                 each.fence,
                 is_reserved=each.expires_at_ms <= snapshot.server_time_ms + PROVISIONAL_MS,
             )
             for each in snapshot.holders
-            if each.ticket != own.ticket
+            if each.ticket != own_record.ticket
         ]
-        return places, float(snapshot.server_time_ms)
+        return taken, float(snapshot.server_time_ms)
 
-    async def free_if_over(self, entry: Entry, taken: Taken) -> bool:
+    async def free_if_closed(self, request: AdmissionRequest, taken: TakenSlot) -> bool:
         """Frees a place whose workflow has closed, should its relay not have done so yet; returns whether it has."""
         # A reserved place belongs to a workflow that is about to start, whether or not an earlier one of its ID closed.
-        if taken.is_reserved or (await self._monitor.look((taken.workflow_id, ""))).fate is not RunStatus.CLOSED:
+        if taken.is_reserved or (await self._monitor.poll((taken.workflow_id, ""))).status is not RunStatus.CLOSED:
             return False
-        resource = self._tickets.resource(entry.resource)
-        await self._tickets.free(resource, taken.place, taken.fence, idle_ttl_ms=self._idle_ttl_ms)
+        resource = self._tickets.resource(request.resource)
+        await self._tickets.free(resource, taken.slot_id, taken.fence, idle_ttl_ms=self._idle_ttl_ms)
         return True
 
     async def take_again(self, record: TicketRecord) -> int:
         """Takes a place for a run that has lost its own; returns the fence, 0 if no place is free."""
-        await self._keep_asked(record)
-        grant = await self._take(record, KEPT_MS)
+        await self._copy_requested_at(record)
+        grant = await self._take(record, SLOT_LEASE_MS)
         return 0 if grant is None else grant.fence
 
     async def free(self, record: TicketRecord) -> None:
@@ -183,24 +187,24 @@ class Admission:
     def _resource(self, record: TicketRecord) -> Resource:
         return self._tickets.resource(record.terms.resource)
 
-    async def _inspect(self, record: TicketRecord, most: int) -> Snapshot:
-        return await self._tickets.inspect(self._resource(record), declared=record.terms.capacity, limit=most)
+    async def _inspect(self, record: TicketRecord, max_items: int) -> Snapshot:
+        return await self._tickets.inspect(self._resource(record), declared=record.terms.capacity, limit=max_items)
 
-    async def _keep_asked(self, record: TicketRecord) -> None:
+    async def _copy_requested_at(self, record: TicketRecord) -> None:
         """Copies when the start asked from the place that it has reserved, so that taking that place keeps the time.
 
         Otherwise the place would count from its grant, and starts that asked in between would not replace it.
         """
-        if ASKED in record.metadata:
+        if REQUESTED_AT in record.metadata:
             return
-        for holder in (await self._inspect(record, record.terms.capacity + PLACES_MORE)).holders:
+        for holder in (await self._inspect(record, record.terms.capacity + EXTRA_SLOTS)).holders:
             if holder.ticket == record.ticket:
-                _set_asked(record, _asked(holder))
+                _set_requested_at(record, _requested_at(holder))
 
-    async def _fate(self, entry: Entry) -> RunStatus:
-        return (await self._monitor.look((entry.workflow_id, ""))).fate
+    async def _status_of(self, request: AdmissionRequest) -> RunStatus:
+        return (await self._monitor.poll((request.workflow_id, ""))).status
 
-    async def _take(self, record: TicketRecord, lease_ms: int) -> _Grant | None:
+    async def _take(self, record: TicketRecord, lease_ms: int) -> _SlotGrant | None:
         while True:
             outcome = await self._tickets.try_acquire(
                 *(self._resource(record), record.ticket, record.request),
@@ -210,16 +214,16 @@ class Admission:
                 label=record.label,
             )
             if isinstance(outcome, Granted):
-                if ASKED not in record.metadata:  # if the place is lost, it is taken again with this time
-                    _set_asked(record, outcome.granted_at_ms)
-                return _Grant(outcome.fence, outcome.expires_at_ms - lease_ms == outcome.granted_at_ms)
+                if REQUESTED_AT not in record.metadata:  # if the place is lost, it is taken again with this time
+                    _set_requested_at(record, outcome.granted_at_ms)
+                return _SlotGrant(outcome.fence, outcome.expires_at_ms - lease_ms == outcome.granted_at_ms)
             if outcome is not Status.WITHDRAWN:
                 return None
             record.request = secrets.token_hex(8)  # an operator released it by its ticket: make a new request
 
-    async def _adopt(self, entry: Entry, record: TicketRecord, fence: int, lease_ms: int) -> int:
+    async def _adopt(self, request: AdmissionRequest, record: TicketRecord, fence: int, lease_ms: int) -> int:
         """Takes the place over from an earlier workflow of that ID, with a new fence; returns 0 if it is gone."""
-        _set_asked(record, entry.asked or (await self._inspect(record, 0)).server_time_ms)
+        _set_requested_at(record, request.asked or (await self._inspect(record, 0)).server_time_ms)
         record.request = secrets.token_hex(8)  # with the request that shares the place now, it would keep its fence
         adopted = await self._tickets.adopt(
             *(self._resource(record), record.ticket, fence, record.request, lease_ms),
@@ -229,12 +233,12 @@ class Admission:
         return 0 if adopted is None else adopted.fence
 
 
-def _asked(holder: Permit) -> float:
+def _requested_at(holder: Permit) -> float:
     """When the start of a workflow that has a place asked for it."""
-    return float(holder.metadata.get(ASKED, holder.granted_at_ms))
+    return float(holder.metadata.get(REQUESTED_AT, holder.granted_at_ms))
 
 
-def _set_asked(record: TicketRecord, asked_ms: float) -> None:
+def _set_requested_at(record: TicketRecord, requested_at_ms: float) -> None:
     """Writes into a record when its start asked for the place."""
-    record.metadata[ASKED] = f"{asked_ms:.0f}"
+    record.metadata[REQUESTED_AT] = f"{requested_at_ms:.0f}"
     record.label = label(record.owner, record.metadata)
