@@ -114,7 +114,7 @@ async def test_a_waiter_without_a_record_is_shown_and_taken_out(
     client: Redlease, raw: redis.asyncio.Redis, keys: Resource
 ) -> None:
     """It is listed as damaged, not counted as one who waits, and gone with the next call that changes anything."""
-    lock = client.lock("gpu", waiter_lease=60)
+    lock = client.lock("gpu", waiter_lease=6)
     held = await lock.acquire()
     waiting = asyncio.create_task(lock.acquire(ticket="lost"))
     await until_waiting(lock, 1)

@@ -77,7 +77,7 @@ def test_histories_in_which_something_is_lost(servers: Servers, engine: str, see
 @pytest.mark.parametrize("engine", ["fakeredis", *NEWER, *CLUSTERS])
 def test_many_histories_in_which_something_is_lost(servers: Servers, engine: str, seed: int, *, is_long: bool) -> None:
     """So it is in other histories."""
-    count = {(True, True): 20_000, (True, False): 200, (False, True): 2_000, (False, False): 500}
+    count = {(True, True): 20_000, (True, False): 60, (False, True): 2_000, (False, False): 500}
     with opened(servers, engine) as running:
         for number in range(count[engine == "fakeredis", is_long]):
             play(running, f"many {seed}", number)

@@ -31,5 +31,5 @@ def test_an_operation_stopped_at_some_commands(name: str, seed: int) -> None:
 def test_many_histories_of_which_a_call_is_stopped(server: Server, seed: int, *, is_long: bool) -> None:
     """So it is in many histories of many kinds."""
     with RealStopping(server) as engine:
-        for number in range(20_000 if is_long else 200):
+        for number in range(20_000 if is_long else 40):
             History(engine, f"many {seed}", number).stop_each()
