@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from redlease import Redlease, Semaphore
+from redlease._core.transport.driver import SocketDriver
 from redlease.events import OnEvent
-from redlease.transport.driver import SocketDriver
 
 from lua_steps import CountingLua
 from meter import Meter

@@ -10,10 +10,10 @@ from typing import Any
 
 import redis
 
-from redlease.limits import METADATA_JSON_BYTES_MAX, OWNER_BYTES_MAX, REASON_BYTES_MAX
-from redlease.protocol import scripts
-from redlease.protocol.encoding import Resource
-from redlease.protocol.scripts import Script
+from redlease._core.limits import METADATA_JSON_BYTES_MAX, OWNER_BYTES_MAX, REASON_BYTES_MAX
+from redlease._core.protocol import scripts
+from redlease._core.protocol.encoding import Resource
+from redlease._core.protocol.scripts import Script
 
 SMALL = json.dumps(["worker-1", {}], separators=(",", ":"))
 LARGE = json.dumps(["o" * OWNER_BYTES_MAX, {"m": "x" * (METADATA_JSON_BYTES_MAX - 8)}], separators=(",", ":"))

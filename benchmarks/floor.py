@@ -119,7 +119,7 @@ class FloorSemaphores:
     def __init__(self, url: str, capacity: int) -> None:
         self._address, self._capacity = urlsplit(url), capacity
         self._channel = b"floor:" + secrets.token_hex(8).encode()
-        self._tickets = itertools.count(1)
+        self._operations = itertools.count(1)
         self._waiting: dict[bytes, asyncio.Future[None]] = {}
 
     async def open(self) -> None:
@@ -139,7 +139,7 @@ class FloorSemaphores:
         return FloorHold(self, name)
 
     async def enter(self, name: str) -> bytes:
-        ticket = b"%d" % next(self._tickets)
+        ticket = b"%d" % next(self._operations)
         # The message may come with the reply, in the same read.
         granted = self._waiting[ticket] = asyncio.get_running_loop().create_future()
         keys = (f"{name}:holders", f"{name}:queue", f"{name}:fence")

@@ -13,7 +13,7 @@ from typing import Any
 import lupa.lua51
 import redis
 
-from redlease.protocol import scripts
+from redlease._core.protocol import scripts
 
 # Each instruction that the script runs counts; what the hook itself runs does not.
 COUNTING = b"""

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from redlease import AcquireTimeout, Rate, Redlease, RedleaseError, Semaphore
-from redlease.limits import METADATA_BYTES_MAX, Full
-from redlease.primitives.overview import Overview
+from redlease._core.limits import METADATA_BYTES_MAX, Full
+from redlease._core.primitives.overview import Overview
 
 from filling import LARGE, Filling
 from server import any_binary, describe, running_server
@@ -153,7 +153,7 @@ async def looks(client: Redlease, filling: Filling) -> list[Callable[[], Awaitab
     filling.wait("r", [""] * WAITERS, label=LARGE)
     (reply,) = filling.make([filling.acquire("r", ticket="last", label=LARGE)])
     assert reply[1] == 2
-    lock, overview = client.lock("r"), Overview(client.tickets, "*")
+    lock, overview = client.lock("r"), Overview(client._operations, "*")
     return [lock.inspect] * 4 + [lambda: lock.position("last")] * 4 + [overview.look]
 
 

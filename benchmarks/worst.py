@@ -18,10 +18,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from redlease.primitives.overview import CHECKED_EACH
-from redlease.protocol import scripts
-from redlease.protocol.histories import PAGE_ENTRIES
-from redlease.protocol.snapshots import Reading
+from redlease._core.primitives.overview import CHECKED_EACH
+from redlease._core.protocol import scripts
+from redlease._core.protocol.histories import PAGE_ENTRIES
+from redlease._core.protocol.snapshots import Reading
 
 from filling import HELD_MS, IDLE_MS, LARGE, REASON, Call, Filling
 from server import any_binary, describe, running_server

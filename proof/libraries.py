@@ -14,8 +14,8 @@ import redis.asyncio
 import redis_lock
 
 from redlease import Hold, LeaseLost, Permit, Redlease, RedleaseError, Unavailable
+from redlease._core.primitives.semaphore import Semaphore
 from redlease.events import Event, Reconnected
-from redlease.primitives.semaphore import Semaphore
 
 from records import MS, Recorder, now
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from redlease.protocol import scripts
+from redlease._core.protocol import scripts
 
 from servers import Server
 

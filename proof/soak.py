@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from redlease import Redlease, RedleaseError
-from redlease.primitives.semaphore import Semaphore
+from redlease._core.primitives.semaphore import Semaphore
 
 from episodes import FAULTS, Scene
 from servers import Server

@@ -18,18 +18,18 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .client import Redlease
+    from ._core.client import Redlease
+    from ._core.hold import Hold, HoldRequest
+    from ._core.limits import Duration, Rate
+    from ._core.options import Durability, OnLost
+    from ._core.primitives.all_of import AllRequest, Holds
+    from ._core.primitives.checkpoints import SequenceProgress
+    from ._core.primitives.leader import Leader, Term
+    from ._core.primitives.rwlock import RWLock
+    from ._core.primitives.semaphore import Lock, Semaphore
+    from ._core.primitives.sequence import Retry, SequenceRun
     from .guards.redis import Guard
-    from .hold import Hold, HoldRequest
-    from .limits import Duration, Rate
     from .models import DamagedEntry, HistoryEntry, Limit, Permit, Position, Snapshot, Waiter
-    from .options import Durability, OnLost
-    from .primitives.all_of import AllRequest, Holds
-    from .primitives.checkpoints import SequenceProgress
-    from .primitives.leader import Leader, Term
-    from .primitives.rwlock import RWLock
-    from .primitives.semaphore import Lock, Semaphore
-    from .primitives.sequence import Retry, SequenceRun
 
 __version__ = "0.1.0"  # the build reads it for the wheel
 
@@ -75,30 +75,30 @@ __all__ = [
 # All but the errors are imported on first access. Errors and plain data are also used where the client must not be
 # loaded, for example in the sandbox of a Temporal workflow; and who only names an error needs no dataclasses.
 _LATER = {
-    "AllRequest": "primitives.all_of",
+    "AllRequest": "_core.primitives.all_of",
     "DamagedEntry": "models",
-    "Durability": "options",
-    "Duration": "limits",
+    "Durability": "_core.options",
+    "Duration": "_core.limits",
     "Guard": "guards.redis",
     "HistoryEntry": "models",
-    "Hold": "hold",
-    "HoldRequest": "hold",
-    "Holds": "primitives.all_of",
-    "Leader": "primitives.leader",
+    "Hold": "_core.hold",
+    "HoldRequest": "_core.hold",
+    "Holds": "_core.primitives.all_of",
+    "Leader": "_core.primitives.leader",
     "Limit": "models",
-    "Lock": "primitives.semaphore",
-    "OnLost": "options",
+    "Lock": "_core.primitives.semaphore",
+    "OnLost": "_core.options",
     "Permit": "models",
     "Position": "models",
-    "RWLock": "primitives.rwlock",
-    "Rate": "limits",
-    "Redlease": "client",
-    "Retry": "primitives.sequence",
-    "Semaphore": "primitives.semaphore",
-    "SequenceProgress": "primitives.checkpoints",
-    "SequenceRun": "primitives.sequence",
+    "RWLock": "_core.primitives.rwlock",
+    "Rate": "_core.limits",
+    "Redlease": "_core.client",
+    "Retry": "_core.primitives.sequence",
+    "Semaphore": "_core.primitives.semaphore",
+    "SequenceProgress": "_core.primitives.checkpoints",
+    "SequenceRun": "_core.primitives.sequence",
     "Snapshot": "models",
-    "Term": "primitives.leader",
+    "Term": "_core.primitives.leader",
     "Waiter": "models",
 }
 
@@ -106,7 +106,7 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _LATER[name] not in {"limits", "models", "options"}:  # which load no redis-py
+    if _LATER[name] not in {"_core.limits", "models", "_core.options"}:  # which load no redis-py
         # Modules of redis-py import each other in circles, so a thread that imports one of them while another thread
         # imports the package meets a deadlock of import locks. The package first: then threads wait for each other.
         import_module("redis")

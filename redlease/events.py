@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from .log import about
+from ._core.log import about
 
 logger = logging.getLogger("redlease")
 

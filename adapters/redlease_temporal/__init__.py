@@ -8,15 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from redlease import limits
-from redlease.limits import Duration, Rate
+from redlease._core import limits
+from redlease._core.limits import Duration, Rate
 from redlease.models import Permit, Position, Snapshot, Waiter
 
-from .admission.rule import WorkflowConcurrencyLimitExceeded, concurrency
-from .backends.coordinator.backend import CoordinatorBackend
-from .backends.nexus.backend import NexusBackend
-from .backends.redis.backend import RedisBackend
-from .backends.slots.backend import SlotBackend
+from ._admission.rule import WorkflowConcurrencyLimitExceeded, concurrency
+from ._backends.coordinator.backend import CoordinatorBackend
+from ._backends.nexus.backend import NexusBackend
+from ._backends.redis.backend import RedisBackend
+from ._backends.slots.backend import SlotBackend
+from ._payloads.locks import ResourceTerms
+from ._sequence.api import SequenceFailed, sequence
+from ._workflow_side.all_of import AllRequest, Holds, all_of
+from ._workflow_side.backend import Backend
+from ._workflow_side.hold import Hold
+from ._workflow_side.primitives import Lock, Semaphore
+from ._workflow_side.rwlock import RWLock
 from .errors import (
     AcquireTimeout,
     LeaseLost,
@@ -30,13 +37,6 @@ from .errors import (
     without_keys,
     without_rates,
 )
-from .payloads.locks import ResourceTerms
-from .sequence.api import SequenceFailed, sequence
-from .workflow_side.all_of import AllRequest, Holds, all_of
-from .workflow_side.backend import Backend
-from .workflow_side.hold import Hold
-from .workflow_side.primitives import Lock, Semaphore
-from .workflow_side.rwlock import RWLock
 
 __all__ = [
     "AcquireTimeout",

@@ -12,7 +12,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 import redlease
 
-from .payloads.locks import PermitHeader
+from ._payloads.locks import PermitHeader
 
 
 class LockError(ApplicationError, redlease.RedleaseError):

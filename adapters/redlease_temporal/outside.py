@@ -19,18 +19,19 @@ from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from redlease import AcquireTimeout, LeaseLost, Unavailable, clock, limits
-from redlease.block_task import BlockTask
-from redlease.limits import Duration
+from redlease import AcquireTimeout, LeaseLost, Unavailable
+from redlease._core import clock, limits
+from redlease._core.block_task import BlockTask
+from redlease._core.limits import Duration
 from redlease.models import Permit, Snapshot
 
-from .backends.slots.activities import SLOTS, SlotActivities
-from .backends.slots.completion import end_of
-from .backends.slots.workflow import Slot
-from .common.resource_workflows import UNSURE, permit_gone
-from .payloads import slots
-from .payloads.coordinator import Release, Renewal, Requester
-from .payloads.locks import CheckCall, InspectCall, ResourceTerms
+from ._backends.slots.activities import SLOTS, SlotActivities
+from ._backends.slots.completion import end_of
+from ._backends.slots.workflow import Slot
+from ._common.resource_workflows import UNSURE, permit_gone
+from ._payloads import slots
+from ._payloads.coordinator import Release, Renewal, Requester
+from ._payloads.locks import CheckCall, InspectCall, ResourceTerms
 from .worker import RedleasePlugin
 
 logger = logging.getLogger("redlease.temporal")

@@ -18,12 +18,12 @@ from temporalio.common import RawValue, RetryPolicy, WorkflowIDConflictPolicy
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from redlease import limits
-from redlease.limits import Duration
+from redlease._core import limits
+from redlease._core.limits import Duration
 
-from .common.descriptions import refused_in
-from .common.resource_workflows import ResourceWorkflows
-from .sequence.api import (
+from ._common.descriptions import refused_in
+from ._common.resource_workflows import ResourceWorkflows
+from ._sequence.api import (
     APPEND,
     SEQUENCE,
     UPDATE_ID_BYTES_MAX,
@@ -42,8 +42,8 @@ from .sequence.api import (
     results_of,
     workflow_id_of,
 )
-from .sequence.values import Value, checked_size, payload_of, value_of
-from .sequence.workflow import CONTINUED, START, SequenceWorkflow
+from ._sequence.values import Value, checked_size, payload_of, value_of
+from ._sequence.workflow import CONTINUED, START, SequenceWorkflow
 from .worker import RedleasePlugin
 
 SEQUENCES = ResourceWorkflows("its sequence")

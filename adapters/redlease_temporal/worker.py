@@ -26,16 +26,16 @@ from temporalio.worker import (
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from redlease import Redlease
-from redlease.limits import Duration
+from redlease._core.limits import Duration
 
-from .admission.start_interceptor import AdmissionInterceptor
-from .common.settings import checked
-from .exclusive.decorator import current_hold, exclusive
-from .nexus.acquire_workflow import AcquireWorkflow
-from .nexus.service import LockServiceHandler
-from .plugin.runtime import LIBRARY_WORKFLOWS, Runtime
-from .plugin.worker_interceptor import WorkerInterceptor
-from .workflow_side.metrics import ResourceLabel
+from ._admission.start_interceptor import AdmissionInterceptor
+from ._common.settings import checked
+from ._exclusive.decorator import current_hold, exclusive
+from ._nexus.acquire_workflow import AcquireWorkflow
+from ._nexus.service import LockServiceHandler
+from ._plugin.runtime import LIBRARY_WORKFLOWS, Runtime
+from ._plugin.worker_interceptor import WorkerInterceptor
+from ._workflow_side.metrics import ResourceLabel
 
 __all__ = ["RedleasePlugin", "current_hold", "exclusive"]
 

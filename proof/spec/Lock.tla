@@ -1,7 +1,7 @@
 -------------------------------- MODULE Lock --------------------------------
 (* The protocol of one resource: clients, the server's scripts, leases, the   *)
 (* queue, and a network that loses, delays and doubles messages. Each script  *)
-(* in redlease/lua is one operator below, with the same name; a comment says  *)
+(* in redlease/_core/lua is one operator below, with the same name; a comment says  *)
 (* what it stands for. `Off` names rules that are turned off: each must make  *)
 (* a property fail (docs/proof.md has the table).                             *)
 (*                                                                            *)

@@ -1,6 +1,6 @@
 ------------------------------- MODULE Relay -------------------------------
 (* How the relays of the Temporal adapter look after the permit of one ticket *)
-(* for the runs of workflows: adapters/redlease_temporal/backends/redis. Two  *)
+(* for the runs of workflows: adapters/redlease_temporal/_backends/redis. Two  *)
 (* runs of one workflow (the second continues the first, or is its reset), a  *)
 (* run of another workflow that adopts the permit, and relays that stand      *)
 (* still, die, and take over from each other. What Redis does with a permit   *)

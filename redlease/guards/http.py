@@ -7,9 +7,9 @@ import re
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from typing import Any
 
-from redlease import limits
+from redlease._core import limits
+from redlease._core.hold import Hold
 from redlease.errors import StaleFence, Unavailable
-from redlease.hold import Hold
 
 from .redis import Guard
 

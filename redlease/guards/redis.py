@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 from redis.crc import key_slot
 
-from redlease import limits
+from redlease._core import limits
+from redlease._core.operations import Operations
+from redlease._core.protocol.encoding import Resource, bulk, hash_tag, pack
+from redlease._core.protocol.scripts import Script, read_lua
+from redlease._core.transport.cluster import Cluster
 from redlease.errors import RedleaseError, Unavailable
-from redlease.protocol.encoding import Resource, bulk, hash_tag, pack
-from redlease.protocol.scripts import Script, read_lua
-from redlease.tickets import Tickets
-from redlease.transport.cluster import Cluster
 
 from .errors import stale_fence
 
@@ -69,11 +69,11 @@ class Guard:
         ...     await guard.run(hold.fence, "return redis.call('SET', KEYS[1], ARGV[1])", [balance], [90])
     """
 
-    def __init__(self, tickets: Tickets, prefix: str, name: str, idle_ttl_ms: int) -> None:
-        self._tickets = tickets
+    def __init__(self, operations: Operations, prefix: str, name: str, idle_ttl_ms: int) -> None:
+        self._operations = operations
         self._key = GuardKey(prefix, name)
         self._idle_ttl_ms = idle_ttl_ms
-        tickets.load_too(CHECK)
+        operations.load_too(CHECK)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -104,7 +104,7 @@ class Guard:
             RedleaseError: The server refused.
         """
         limits.checked_fence(fence)
-        answer = await self._tickets.run(Call(self._key, (), (fence, self._idle_ttl_ms)), CHECK)
+        answer = await self._operations.run(Call(self._key, (), (fence, self._idle_ttl_ms)), CHECK)
         self._read(fence, answer)
 
     async def run(
@@ -135,7 +135,7 @@ class Guard:
         script = _run_script(lua, len(keys), len(args))
         call = Call(self._key, keys, (*args, fence, self._idle_ttl_ms))
         try:
-            return self._read(fence, await self._tickets.run(call, script, losses_most=0))
+            return self._read(fence, await self._operations.run(call, script, losses_most=0))
         except Unavailable as error:
             raise Unavailable(
                 f"resource {self.name!r}: the script's reply did not arrive. It is not known whether the script has "
@@ -151,7 +151,7 @@ class Guard:
                 isinstance(value, kinds) and not isinstance(value, bool) for value in values
             ):
                 raise ValueError(f"{what} must be a list of {kinds}, not {values!r:.80}")
-        if isinstance(self._tickets.session.connection, Cluster):
+        if isinstance(self._operations.session.connection, Cluster):
             slot = key_slot(self._key.state_key)
             for key in keys:
                 if key_slot(key if isinstance(key, bytes) else key.encode()) != slot:

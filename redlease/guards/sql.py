@@ -10,7 +10,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
-from redlease import limits
+from redlease._core import limits
 
 from .errors import stale_fence
 

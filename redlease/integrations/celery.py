@@ -7,8 +7,8 @@ from typing import Any, Literal, NoReturn, ParamSpec
 
 from celery import current_task
 
+from redlease._core.limits import Duration
 from redlease.errors import RedleaseError
-from redlease.limits import Duration
 from redlease.sync import OnLost, Semaphore
 
 from . import exclusive as jobs

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec
 
+from redlease._core.limits import Duration
+from redlease._core.log import about
+from redlease._core.primitives.guarded import parameter_for_hold, passed
 from redlease.errors import AcquireTimeout, RedleaseError, Unavailable
-from redlease.limits import Duration
-from redlease.log import about
-from redlease.primitives.guarded import parameter_for_hold, passed
 from redlease.sync import Hold, Semaphore
 from redlease.sync.guarded import checked_function, checked_result
 

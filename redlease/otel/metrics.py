@@ -13,7 +13,7 @@ from typing import get_args
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from redlease import clock
+from redlease._core import clock
 from redlease.errors import AcquireTimeout, Unavailable
 from redlease.events import (
     Abandoned,

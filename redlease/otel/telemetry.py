@@ -8,8 +8,8 @@ from collections.abc import Callable
 from opentelemetry.metrics import MeterProvider, get_meter
 from opentelemetry.trace import TracerProvider, get_tracer
 
+from redlease._core.log import about
 from redlease.events import Event
-from redlease.log import about
 
 from .metrics import Metrics
 from .spans import Spans

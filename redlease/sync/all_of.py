@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import redlease
+from redlease._core.hold import lease_of
+from redlease._core.limits import Duration
+from redlease._core.primitives.semaphore import Units as TwinUnits
 from redlease.errors import LeaseLost, RedleaseError
-from redlease.hold import lease_of
-from redlease.limits import Duration
 
 from .hold import Hold, OnLost, checked_on_lost
 from .semaphore import Semaphore, Units
@@ -105,7 +106,7 @@ class AllRequest(Manager, Bound[redlease.AllRequest]):
         return list(dict.fromkeys(holds))
 
 
-def _twin_of(part: Units) -> redlease.primitives.semaphore.Units:
+def _twin_of(part: Units) -> TwinUnits:
     if not isinstance(part.pool, Semaphore):
         raise ValueError(f"all() takes locks, semaphores and `pool.weighted(n)`, not {part.pool!r:.80}")
     return part.pool._twin.weighted(part.weight)

@@ -10,11 +10,11 @@ import redis
 import redis.asyncio
 
 import redlease
+from redlease._core.limits import GRACE_S, Duration, Full, Rate
+from redlease._core.options import Durability
+from redlease._core.primitives.checkpoints import SequenceProgress
+from redlease._core.primitives.sequence import Item, Retry
 from redlease.events import OnEvent
-from redlease.limits import GRACE_S, Duration, Full, Rate
-from redlease.options import Durability
-from redlease.primitives.checkpoints import SequenceProgress
-from redlease.primitives.sequence import Item, Retry
 
 from .all_of import AllRequest
 from .guard import Guard

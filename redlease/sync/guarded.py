@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from redlease.primitives.guarded import checked_key, parameter_for_hold, passed
+from redlease._core.primitives.guarded import checked_key, parameter_for_hold, passed
 
 from .hold import Hold, HoldRequest
 

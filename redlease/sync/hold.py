@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import redlease
-from redlease import limits
+from redlease._core import limits
+from redlease._core.hold import lease_lost, lease_of
+from redlease._core.limits import Duration
 from redlease.errors import LeaseLost, RedleaseError
-from redlease.hold import lease_lost, lease_of
-from redlease.limits import Duration
 from redlease.models import Permit
 
 from .thread.block import Block, Exiting, Manager, drop

@@ -7,8 +7,8 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Self
 
+from redlease._core.limits import Duration
 from redlease.errors import LeaseLost
-from redlease.limits import Duration
 from redlease.models import Permit
 
 from .hold import Hold

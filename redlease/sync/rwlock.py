@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import redlease
+from redlease._core.protocol.snapshots import SNAPSHOT_LIMIT
 from redlease.models import Permit, Snapshot, Waiter
-from redlease.protocol.snapshots import SNAPSHOT_LIMIT
 
 from .semaphore import Semaphore
 from .thread.bound import ProcessClient

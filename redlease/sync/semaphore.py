@@ -7,11 +7,11 @@ from threading import get_ident
 from typing import Any, NamedTuple, Self
 
 import redlease
-from redlease import limits
-from redlease.limits import GRACE_S, Duration, Full, Until
+from redlease._core import limits
+from redlease._core.limits import GRACE_S, Duration, Full, Until
+from redlease._core.protocol.histories import HISTORY_COUNT
+from redlease._core.protocol.snapshots import SNAPSHOT_LIMIT
 from redlease.models import HistoryEntry, Permit, Position, Snapshot
-from redlease.protocol.histories import HISTORY_COUNT
-from redlease.protocol.snapshots import SNAPSHOT_LIMIT
 
 from .guarded import Decorator
 from .hold import Hold, HoldRequest, OnLost, checked_on_lost

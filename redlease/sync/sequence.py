@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
 import redlease
-from redlease.limits import Duration
-from redlease.primitives.sequence import Item
+from redlease._core.limits import Duration
+from redlease._core.primitives.sequence import Item
 
 from .hold import Hold
 from .semaphore import Lock

@@ -28,7 +28,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from redlease.protocol.replies import Status
+from redlease._core.protocol.replies import Status
 
 from .entries import Entry, Limit, claimed, claimed_by_waiter, is_late, read_asked
 from .resource import EXCLUSIVE, ResourceState

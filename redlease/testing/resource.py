@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Self
 
-from redlease.limits import CAPACITY_MAX
-from redlease.protocol.snapshots import FOR_GOOD_MS
+from redlease._core.limits import CAPACITY_MAX
+from redlease._core.protocol.snapshots import FOR_GOOD_MS
 
 from .entries import Delay, Entry, Limit
 from .turns import Turns, is_barred
@@ -354,7 +354,7 @@ class ResourceState:
             wait = rest + (wait - rest) * most / self.capacity
         return math.ceil(paused + wait) if paused + wait < FOR_GOOD_MS / 2 else -1
 
-    # Tickets
+    # Operations
 
     def find(self, ticket: str) -> Entry | None:
         """Return what the ticket has, expired or not."""

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from redlease.limits import CAPACITY_MAX
+from redlease._core.limits import CAPACITY_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

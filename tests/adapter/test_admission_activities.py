@@ -10,15 +10,15 @@ from fake_temporal import FakeTemporal
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from redlease_temporal.admission.activities import AdmissionActivities
-from redlease_temporal.admission.rule import AdmissionRequest
-from redlease_temporal.common.run_monitor import RunMonitor
+from redlease_temporal._admission.activities import AdmissionActivities
+from redlease_temporal._admission.rule import AdmissionRequest
+from redlease_temporal._common.run_monitor import RunMonitor
 from redlease_temporal.errors import usage_error
 
 if TYPE_CHECKING:
-    from redlease_temporal.admission.replacing import TakenSlot
-    from redlease_temporal.admission.slot_admission import SlotAdmission
-    from redlease_temporal.backends.redis.relay import Relay
+    from redlease_temporal._admission.replacing import TakenSlot
+    from redlease_temporal._admission.slot_admission import SlotAdmission
+    from redlease_temporal._backends.redis.relay import Relay
 
 
 def without_redis() -> Relay:

@@ -14,8 +14,8 @@ from keyed import Keyed
 from relay_stage import Stage, is_granted, quick, record_of
 from temporalio.converter import DataConverter
 
-from redlease_temporal.backends.redis import relay
-from redlease_temporal.backends.redis.tracker import TicketTracker
+from redlease_temporal._backends.redis import relay
+from redlease_temporal._backends.redis.tracker import TicketTracker
 
 from helpers import eventually
 

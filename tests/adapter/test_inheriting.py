@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fake_temporal import FakeTemporal
 from relay_stage import Stage, quick
 
-from redlease_temporal.common import run_monitor
+from redlease_temporal._common import run_monitor
 
 from helpers import eventually
 

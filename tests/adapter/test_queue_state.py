@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from redlease.limits import CAPACITY_MAX
-from redlease_temporal.backends.coordinator.entries import Notification
-from redlease_temporal.backends.coordinator.queue_state import BYTES_MAX, IDLE_MS, UNKNOWN_MAX, QueueState
-from redlease_temporal.payloads.coordinator import (
+from redlease._core.limits import CAPACITY_MAX
+from redlease_temporal._backends.coordinator.entries import Notification
+from redlease_temporal._backends.coordinator.queue_state import BYTES_MAX, IDLE_MS, UNKNOWN_MAX, QueueState
+from redlease_temporal._payloads.coordinator import (
     Adoption,
     Confirmed,
     CoordinatorRequest,
@@ -23,7 +23,7 @@ from redlease_temporal.payloads.coordinator import (
     Renewal,
     Requester,
 )
-from redlease_temporal.payloads.locks import ResourceTerms
+from redlease_temporal._payloads.locks import ResourceTerms
 
 if TYPE_CHECKING:
     from redlease import Permit

@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from redlease.protocol.replies import Status
+from redlease._core.protocol.replies import Status
 from redlease.testing.model import Model
-from redlease_temporal.backends.coordinator.queue_state import QueueState
-from redlease_temporal.backends.coordinator.views import position, snapshot
-from redlease_temporal.payloads.coordinator import Adoption, CoordinatorRequest, Release, Renewal, Requester
-from redlease_temporal.payloads.locks import ResourceTerms
+from redlease_temporal._backends.coordinator.queue_state import QueueState
+from redlease_temporal._backends.coordinator.views import position, snapshot
+from redlease_temporal._payloads.coordinator import Adoption, CoordinatorRequest, Release, Renewal, Requester
+from redlease_temporal._payloads.locks import ResourceTerms
 
 if TYPE_CHECKING:
-    from redlease.limits import Full
-    from redlease_temporal.backends.coordinator.entries import Holder, Notification
+    from redlease._core.limits import Full
+    from redlease_temporal._backends.coordinator.entries import Holder, Notification
 
 CAPACITY = 4
 LEASE_MS = 10**9  # nothing lapses while the two are compared

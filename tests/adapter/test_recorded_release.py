@@ -11,11 +11,11 @@ from relay_stage import Stage, quick, record_of
 from temporalio.service import RPCError, RPCStatusCode
 
 from redlease import Unavailable
-from redlease_temporal.backends.redis.registry import ReleaseNote
-from redlease_temporal.backends.redis.relay import Relay
-from redlease_temporal.backends.redis.tracker import TicketTracker
-from redlease_temporal.common.run_monitor import RunMonitor
-from redlease_temporal.payloads.locks import ResourceTerms
+from redlease_temporal._backends.redis.registry import ReleaseNote
+from redlease_temporal._backends.redis.relay import Relay
+from redlease_temporal._backends.redis.tracker import TicketTracker
+from redlease_temporal._common.run_monitor import RunMonitor
+from redlease_temporal._payloads.locks import ResourceTerms
 
 from helpers import eventually
 
@@ -24,7 +24,7 @@ __all__ = ["quick"]
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from redlease_temporal.payloads.locks import OnClose
+    from redlease_temporal._payloads.locks import OnClose
 
     from conftest import Servers
 

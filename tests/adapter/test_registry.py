@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redlease_temporal.backends.redis.registry import LIST, SCRIPTS, Registry, ReleaseNote, TicketRecord
-from redlease_temporal.payloads.locks import ResourceTerms
+from redlease_temporal._backends.redis.registry import LIST, SCRIPTS, Registry, ReleaseNote, TicketRecord
+from redlease_temporal._payloads.locks import ResourceTerms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ def record_of(number: int) -> TicketRecord:
 @pytest.fixture
 async def registry_of(make_client: MakeClient, servers: Servers, prefix: str) -> Callable[[str], Registry]:
     """A factory of registries, each as the relay of that name sees it."""
-    tickets = (await make_client(url=servers.url("valkey9"))).tickets
+    tickets = (await make_client(url=servers.url("valkey9")))._operations
     tickets.connect(*SCRIPTS)
     return lambda relay: Registry(tickets, prefix, "g", relay)
 

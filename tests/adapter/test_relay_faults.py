@@ -15,12 +15,12 @@ from relay_stage import LEASE_MS, POLL_MS, Stage, is_granted, quick, record_of
 from thrown import Thrower, Thrown
 
 from redlease import Redlease
-from redlease_temporal.admission import redis_tracker
-from redlease_temporal.backends.redis.registry import CLAIM, Registry, TicketRecord
-from redlease_temporal.backends.redis.relay import Relay
-from redlease_temporal.backends.redis.tracker import TicketTracker
-from redlease_temporal.common import run_monitor
-from redlease_temporal.common.run_monitor import RunMonitor, RunState, RunStatus
+from redlease_temporal._admission import redis_tracker
+from redlease_temporal._backends.redis.registry import CLAIM, Registry, TicketRecord
+from redlease_temporal._backends.redis.relay import Relay
+from redlease_temporal._backends.redis.tracker import TicketTracker
+from redlease_temporal._common import run_monitor
+from redlease_temporal._common.run_monitor import RunMonitor, RunState, RunStatus
 
 from helpers import eventually
 
@@ -359,7 +359,7 @@ async def test_what_one_dead_relay_left_keeps_nobody_from_the_rest(
 
     monkeypatch.setattr(TicketRecord, "read", unreadable)
     for number in range(4):
-        dead = Registry(registry._tickets, stage.relay.prefix, "", f"dead{number}")
+        dead = Registry(registry._operations, stage.relay.prefix, "", f"dead{number}")
         dead._keys = registry._keys
         for name in ("poison", "w", "v"):
             stage.temporal.start(f"{name}{number}")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from redlease.testing.simulation.loop import SimulatedLoop
 from redlease.testing.simulation.process import Process
 from redlease_temporal import WorkflowConcurrencyLimitExceeded
-from redlease_temporal.admission.replacing import TakenSlot, replacing
-from redlease_temporal.admission.rule import AdmissionRequest
+from redlease_temporal._admission.replacing import TakenSlot, replacing
+from redlease_temporal._admission.rule import AdmissionRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fake_temporal import FakeTemporal
 
-from redlease_temporal.common import run_monitor
-from redlease_temporal.common.run_monitor import RunMonitor, RunState, RunStatus
+from redlease_temporal._common import run_monitor
+from redlease_temporal._common.run_monitor import RunMonitor, RunState, RunStatus
 
 from helpers import eventually
 

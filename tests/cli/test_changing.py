@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redlease import Redlease, Withdrawn
-from redlease.cli.statuses import Exit
-from redlease.primitives.overview import UNDECLARED, is_known
+from redlease._cli.statuses import Exit
+from redlease._core.primitives.overview import UNDECLARED, is_known
 
 from command_line import COMMAND, run_async
 from helpers import queue_up

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redlease import Redlease
-from redlease.cli.doctor.examination import examine
-from redlease.cli.doctor.findings import Finding, Level
-from redlease.cli.top.command import Top
-from redlease.cli.top.screen import draw
-from redlease.protocol.encoding import Resource
+from redlease._cli.doctor.examination import examine
+from redlease._cli.doctor.findings import Finding, Level
+from redlease._cli.top.command import Top
+from redlease._cli.top.screen import draw
+from redlease._core.protocol.encoding import Resource
 
 from command_line import run_async
 

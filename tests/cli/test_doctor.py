@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redlease import Redlease
-from redlease.cli.doctor import key_checks
-from redlease.cli.doctor.examination import examine
-from redlease.cli.doctor.facts import Facts
-from redlease.cli.doctor.findings import Finding, Level, lines_of
-from redlease.cli.doctor.server_checks import check_server
+from redlease._cli.doctor import key_checks
+from redlease._cli.doctor.examination import examine
+from redlease._cli.doctor.facts import Facts
+from redlease._cli.doctor.findings import Finding, Level, lines_of
+from redlease._cli.doctor.server_checks import check_server
 
 from clusters import Cluster, Watched
 from command_line import HARMLESS, HOSTILE, run_async

@@ -11,11 +11,11 @@ import pytest
 import redis.asyncio
 
 from redlease import Redlease, Unavailable
-from redlease.cli.listing import lines_of
-from redlease.cli.plain import span
-from redlease.primitives import overview
-from redlease.primitives.overview import CHECKED_EACH, Overview, Summary
-from redlease.protocol.globs import matches
+from redlease._cli.listing import lines_of
+from redlease._cli.plain import span
+from redlease._core.primitives import overview
+from redlease._core.primitives.overview import CHECKED_EACH, Overview, Summary
+from redlease._core.protocol.globs import matches
 
 from clusters import Watched
 from command_line import HARMLESS, HOSTILE, run_async
@@ -35,7 +35,7 @@ def url(servers: Servers) -> str:
 
 async def names_of(client: Redlease, pattern: str = "*") -> list[str]:
     """Return the names that are listed, in order."""
-    return [each.resource for each in await Overview(client.tickets, pattern).look()]
+    return [each.resource for each in await Overview(client._operations, pattern).look()]
 
 
 async def test_every_resource_is_listed_under_the_name_that_it_was_given(client: Redlease) -> None:
@@ -60,7 +60,7 @@ async def test_a_line_tells_what_is_held_and_who_waits(client: Redlease) -> None
     pool = client.semaphore("gpu", capacity=3)
     first, second = await pool.acquire(weight=2), await pool.acquire()
     waiting = await queue_up(pool, 2)
-    (line,) = await Overview(client.tickets).look()
+    (line,) = await Overview(client._operations).look()
     snapshot = await pool.inspect()
     assert (line.resource, line.capacity, line.in_use, line.waiting, line.fence) == ("gpu", 3, 3, 2, second.fence)
     held_ms, waited_ms = (
@@ -130,7 +130,7 @@ async def test_one_that_cannot_be_read_hides_no_other(own_server: OwnServer, pre
         await client.lock("half").acquire()
         await raw.delete(f"{prefix}:{{half}}:holders")
         await raw.set(f"{prefix}:{{half}}:holders", "x")
-        *unreadable, good = await Overview(client.tickets).look()
+        *unreadable, good = await Overview(client._operations).look()
         assert [(each.resource, each.resource in (each.error or "")) for each in unreadable] == [
             *(("half", True), ("string", True), ("words", True)),
         ]
@@ -140,7 +140,7 @@ async def test_one_that_cannot_be_read_hides_no_other(own_server: OwnServer, pre
         assert len(done.stdout.splitlines()) == 5
         assert "WRONGTYPE" in done.stdout
         await raw.delete(f"{prefix}:{{string}}:state", f"{prefix}:{{words}}:state", f"{prefix}:{{half}}:holders")
-        assert [each.error for each in await Overview(client.tickets).look()] == [None, None]
+        assert [each.error for each in await Overview(client._operations).look()] == [None, None]
 
 
 async def test_a_long_queue_costs_no_more_than_a_short_one(own_server: OwnServer, prefix: str) -> None:
@@ -156,7 +156,7 @@ async def test_a_long_queue_costs_no_more_than_a_short_one(own_server: OwnServer
 
         await eventually(all_wait)
         server.cli("CONFIG", "RESETSTAT")
-        (line,) = await Overview(client.tickets).look()
+        (line,) = await Overview(client._operations).look()
         assert line.waiting == len(waiting)
         async with redis.asyncio.Redis.from_url(server.url) as raw:
             calls = {name: stats["calls"] for name, stats in (await raw.info("commandstats")).items()}
@@ -175,7 +175,7 @@ async def test_what_is_not_shown_is_read_seldom(
     async with Redlease.from_url(server.url, prefix=prefix) as client:
         for name in names:
             await client.semaphore(name, capacity=2).acquire()
-        seldom, soon = Overview(client.tickets), Overview(client.tickets)
+        seldom, soon = Overview(client._operations), Overview(client._operations)
         await soon.look(())
         monkeypatch.setattr(overview, "EACH_MS", 10_000)
         first = await seldom.look({"r00", "gone"})
@@ -203,7 +203,7 @@ async def test_the_dead_do_not_wait(client: Redlease, make_client: MakeClient) -
     await lock.acquire()
     gone = await make_client(waiter_lease=0.5)
     waiting = [*await queue_up(gone.lock("r"), 3), *await queue_up(lock, 1)]
-    seen = Overview(client.tickets)
+    seen = Overview(client._operations)
     await gone.abandon()
 
     async def one_is_left() -> bool:
@@ -222,7 +222,7 @@ async def test_a_unix_socket_leads_to_its_server(servers: Servers, prefix: str) 
     async with Redlease.from_url(url, prefix=prefix) as client:
         await client.lock("invoice").acquire()
         assert await names_of(client) == ["invoice"]
-        async with client.tickets.masters() as (master,):
+        async with client._operations.masters() as (master,):
             assert master.name == url.removeprefix("unix://")
 
 
@@ -231,13 +231,13 @@ async def test_a_server_that_is_gone_is_an_error(own_server: OwnServer, prefix: 
     server = own_server("valkey9")
     async with Redlease.from_url(server.url, prefix=prefix, call_timeout=1) as client:
         await client.lock("invoice").acquire()
-        async with client.tickets.masters() as (master,):
+        async with client._operations.masters() as (master,):
             await master.ask("PING")
             server.kill()
             with pytest.raises(Unavailable, match=f"the server 127.0.0.1:{server.port} did not answer"):
                 await master.ask("PING")
         with pytest.raises(Unavailable):
-            await Overview(client.tickets).look()
+            await Overview(client._operations).look()
 
 
 @pytest.mark.slow

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease import Redlease, clock
-from redlease.cli.running import SUPERVISOR
-from redlease.cli.statuses import Exit
+from redlease import Redlease
+from redlease._cli.running import SUPERVISOR
+from redlease._cli.statuses import Exit
+from redlease._core import clock
 
 from command_line import COMMAND, run_async
 from helpers import eventually, until_waiting

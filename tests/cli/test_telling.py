@@ -9,8 +9,8 @@ import pytest
 import redis.asyncio
 
 from redlease import HistoryEntry, Redlease
-from redlease.cli.history import lines_of
-from redlease.cli.plain import plain
+from redlease._cli.history import lines_of
+from redlease._cli.plain import plain
 
 from command_line import HARMLESS, HOSTILE, run_async
 from helpers import keys_of

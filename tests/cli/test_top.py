@@ -13,11 +13,11 @@ import pytest
 import redis.asyncio
 
 from redlease import HistoryEntry, Permit, Redlease, Snapshot
-from redlease.cli.top.command import Top
-from redlease.cli.top.screen import draw
-from redlease.cli.top.terminal import keys_in
-from redlease.cli.top.view import Detail, View
-from redlease.primitives.overview import Summary
+from redlease._cli.top.command import Top
+from redlease._cli.top.screen import draw
+from redlease._cli.top.terminal import keys_in
+from redlease._cli.top.view import Detail, View
+from redlease._core.primitives.overview import Summary
 
 from command_line import HARMLESS, HOSTILE, run_async
 from helpers import cancel, eventually, queue_up

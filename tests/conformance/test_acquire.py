@@ -124,7 +124,7 @@ async def test_names_do_not_contend(client: Redlease) -> None:
 
 
 async def test_texts_arrive_as_they_are(client: Redlease) -> None:
-    """Tickets, owners and metadata may hold any character."""
+    """Operations, owners and metadata may hold any character."""
     odd = "é \N{LOCK} \" ' \\ | ! { } \n %s [] 0"
     lock = client.lock("r")
     permit = await lock.acquire(ticket=odd, owner=odd, metadata={odd: odd, "": ""})

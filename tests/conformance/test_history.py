@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redlease import HistoryEntry, LeaseLost, Withdrawn, tickets
+from redlease import HistoryEntry, LeaseLost, Withdrawn
+from redlease._core import operations as tickets
 
 from helpers import eventually, queue_up
 

@@ -125,7 +125,7 @@ async def test_timeouts(client: Redlease, seconds: Any) -> None:
     ],
 )
 async def test_texts(client: Redlease, make: Callable[..., Any], options: dict[str, Any], what: str) -> None:
-    """Tickets and owners are short strings, metadata maps strings to strings and is small."""
+    """Operations and owners are short strings, metadata maps strings to strings and is small."""
     with pytest.raises(ValueError, match=what):
         await make(client, **options)
 

@@ -1,4 +1,4 @@
-"""Tickets and permits: repeated requests, renewing, giving back and taking over (P5)."""
+"""Operations and permits: repeated requests, renewing, giving back and taking over (P5)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_one_ticket_twice_at_once_is_refused(client: Redlease) -> None:
 
 
 async def test_one_ticket_may_be_used_on_two_resources(client: Redlease) -> None:
-    """Tickets belong to their resource."""
+    """Operations belong to their resource."""
     one, two = client.lock("one"), client.lock("two")
     async with one.hold(ticket="t"), two.hold(ticket="t"):
         assert await one.locked()

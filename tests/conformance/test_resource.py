@@ -372,7 +372,7 @@ async def test_a_watch_that_is_cancelled_as_it_begins_leaves_nothing(client: Red
     """Neither the channel nor the watcher is kept of a watch that ends before it has begun to listen."""
     lock = client.lock("r")
     assert not await lock.locked()
-    listening = len(client.session.watchers)
+    listening = len(client._session.watchers)
 
     async def watch() -> None:
         async for _ in lock.watch():
@@ -382,7 +382,7 @@ async def test_a_watch_that_is_cancelled_as_it_begins_leaves_nothing(client: Red
     for _ in range(turns):
         await asyncio.sleep(0)
     await cancel(watching)
-    assert len(client.session.watchers) == listening
+    assert len(client._session.watchers) == listening
 
 
 async def test_an_adoption_that_is_misuse_is_not_remembered(client: Redlease) -> None:
@@ -391,7 +391,7 @@ async def test_an_adoption_that_is_misuse_is_not_remembered(client: Redlease) ->
     async with lock.hold(ticket="t") as hold:
         with pytest.raises(ValueError, match="in use in this client"):
             await lock.adopt(hold.permit)
-        assert not client.session.memory.adopting
+        assert not client._session.memory.adopting
 
 
 async def test_many_may_watch(client: Redlease) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from redlease import LeaseLost, Permit, QueueFull, Superseded, Withdrawn
-from redlease.hold import HeldLease
+from redlease._core.hold import HeldLease
 
 from helpers import cancel, eventually, queue_up, until_waiting
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redlease.limits import CAPACITY_MAX
+from redlease._core.limits import CAPACITY_MAX
 
 from children import child
 from helpers import queue_up, until_waiting

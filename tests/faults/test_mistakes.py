@@ -13,12 +13,12 @@ import pytest
 
 import redlease
 from redlease import Redlease
-from redlease.hold import lease_of
-from redlease.session.schedule import Schedule
-from redlease.transport.cluster import Cluster
-from redlease.transport.connection import Connection
-from redlease.transport.driver import SocketDriver
-from redlease.transport.node import Node
+from redlease._core.hold import lease_of
+from redlease._core.session.schedule import Schedule
+from redlease._core.transport.cluster import Cluster
+from redlease._core.transport.connection import Connection
+from redlease._core.transport.driver import SocketDriver
+from redlease._core.transport.node import Node
 
 from helpers import cancel, eventually, queue_up
 
@@ -159,8 +159,8 @@ async def throw_all(client: Redlease, thrower: Thrower, most: int, provoke: Call
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connect again, and look again, without long pauses."""
-    monkeypatch.setattr("redlease.transport.connection.BACKOFF_S", (0.001, 0.002))
-    monkeypatch.setattr("redlease.transport.cluster.BACKOFF_S", (0.001, 0.002))
+    monkeypatch.setattr("redlease._core.transport.connection.BACKOFF_S", (0.001, 0.002))
+    monkeypatch.setattr("redlease._core.transport.cluster.BACKOFF_S", (0.001, 0.002))
 
 
 async def test_mistakes_in_what_is_due(make_client: MakeClient, servers: Servers) -> None:

@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio
 
 from redlease import LeaseLost, RedleaseError, SequenceProgress
-from redlease.primitives.checkpoints import Checkpoints, Plan
+from redlease._core.primitives.checkpoints import Checkpoints, Plan
 
 from children import child
 from proxy import Chances, Fault
@@ -203,7 +203,7 @@ async def test_a_full_server_records_what_was_done(
         server.cli("CONFIG", "SET", "maxmemory", "1")
         return item
 
-    checkpoints = Checkpoints(client.tickets, client.tickets.resource("r"), "t")
+    checkpoints = Checkpoints(client._operations, client._operations.resource("r"), "t")
     async with client.lock("r") as hold:
         server.cli("CONFIG", "SET", "maxmemory", "1")
         with pytest.raises(RedleaseError, match="memory"):

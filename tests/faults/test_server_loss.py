@@ -10,8 +10,8 @@ import fakeredis
 import pytest
 
 from redlease import LeaseLost, Redlease, Unavailable
-from redlease.transport import connection
-from redlease.transport.driver import open_driver
+from redlease._core.transport import connection
+from redlease._core.transport.driver import open_driver
 
 from helpers import eventually, queue_up, until_waiting
 

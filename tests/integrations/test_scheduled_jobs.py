@@ -82,7 +82,7 @@ async def test_cron_on_several_hosts(project: Project, observer: Redlease) -> No
     (project.directory / "report.sh").chmod(0o755)
     (line,) = blocks("scheduled-jobs", "console")
     words = shlex.split(line.removeprefix("$ redlease ").replace("sleep 50", "sleep 0"))
-    program = ("-c", "from redlease.cli import main; main()", *words)
+    program = ("-c", "from redlease._cli import main; main()", *words)
     async with observer.lock("nightly-report") as hold, project.running(*program) as process:
         assert await process.wait() == 75
     async with project.running(*program) as process:

@@ -14,7 +14,7 @@ import redis.asyncio
 from typescript_peers import peer, programs_built
 
 from redlease import Redlease, StaleFence
-from redlease.protocol import scripts
+from redlease._core.protocol import scripts
 
 import vectors
 from children import Child, child

@@ -159,7 +159,7 @@ def test_the_files_of_the_client_share_its_time(url: str) -> None:
     """The samples find this library's own files, and make up the whole."""
     shares, outcome = asyncio.run(breakdown.client_shares(url, seconds=1.5))
     assert sum(share for _, share in shares) == pytest.approx(1.0)
-    assert "redlease/transport/connection.py" in dict(shares)
+    assert "redlease/_core/transport/connection.py" in dict(shares)
     assert outcome.figures["client_us_pair"] > 0
 
 

@@ -22,14 +22,14 @@ from rich.console import Console
 
 import redlease
 from redlease import Permit, Redlease, Snapshot, Waiter
-from redlease.cli import main
-from redlease.cli.demo.evidence import Evidence, Kill, Sighting, Turn
-from redlease.cli.demo.run import Demo, Notice, without_secrets
-from redlease.cli.demo.screen import Screen, summary
-from redlease.cli.demo.timeline import draw
-from redlease.cli.demo.verdict import ALLOWANCE, Verdict, judge
-from redlease.cli.snapshot import lines_of
-from redlease.cli.statuses import Exit
+from redlease._cli import main
+from redlease._cli.demo.evidence import Evidence, Kill, Sighting, Turn
+from redlease._cli.demo.run import Demo, Notice, without_secrets
+from redlease._cli.demo.screen import Screen, summary
+from redlease._cli.demo.timeline import draw
+from redlease._cli.demo.verdict import ALLOWANCE, Verdict, judge
+from redlease._cli.snapshot import lines_of
+from redlease._cli.statuses import Exit
 
 from command_line import COMMAND, HARMLESS, HOSTILE, run, run_async, seen_on_terminal
 from helpers import cancel, eventually, queue_up
@@ -364,7 +364,7 @@ def test_a_broken_promise_is_exit_status_1(
         evidence.turns["5/1"].entered_at = 4.9
         return evidence
 
-    monkeypatch.setattr("redlease.cli.demo.run.Demo.run", run_badly)
+    monkeypatch.setattr("redlease._cli.demo.run.Demo.run", run_badly)
     monkeypatch.setattr(sys, "argv", ["redlease", "demo", "--json", "--timeline", str(tmp_path / "bad.html")])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -631,7 +631,7 @@ async def test_a_demo_that_can_start_no_process(url: str, prefix: str, monkeypat
 def test_without_the_extra_the_command_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without typer or rich there is one line that says what to install."""
     monkeypatch.setitem(sys.modules, "typer", None)
-    monkeypatch.delitem(sys.modules, "redlease.cli.app", raising=False)
+    monkeypatch.delitem(sys.modules, "redlease._cli.app", raising=False)
     with pytest.raises(SystemExit, match=re.escape("pip install 'redlease[cli]'")):
         main()
 

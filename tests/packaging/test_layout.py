@@ -31,26 +31,26 @@ TESTS = Path(__file__).parents[1]
 # From the lowest layer up: a module imports from its own layer and from those below. What stands in one group knows
 # nothing of the other groups in its layer. A name stands for everything in that folder.
 LAYERS = (
-    "errors models clock log events block_task",
-    "limits | embedded",
-    "protocol",
-    "transport",
-    "session",
-    "options hold tickets",
+    "errors models _core.clock _core.log events _core.block_task",
+    "_core.limits | embedded",
+    "_core.protocol",
+    "_core.transport",
+    "_core.session",
+    "_core.options _core.hold _core.operations",
     "guards",
-    "primitives",
-    "client",
+    "_core.primitives",
+    "_core.client",
     "sync",
-    "web",
-    "cli | testing | otel | integrations",
+    "_web",
+    "_cli | testing | otel | integrations",
 )
 ADAPTER_LAYERS = (
-    "payloads",
+    "_payloads",
     "errors",
-    "workflow_side | common",
-    "backends.redis | backends.slots | backends.coordinator | backends.nexus",
-    "exclusive | admission | sequence | nexus",
-    "plugin",
+    "_workflow_side | _common",
+    "_backends.redis | _backends.slots | _backends.coordinator | _backends.nexus",
+    "_exclusive | _admission | _sequence | _nexus",
+    "_plugin",
     "worker",
     "outside | sequence_client | testing",
 )
@@ -63,7 +63,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 ADAPTER = Path(redlease_temporal.__file__).parent
 # What workflow code may import of the core: plain data, errors and checks.
-PLAIN = {"redlease", "redlease.errors", "redlease.models", "redlease.limits", "redlease.block_task"}
+PLAIN = {"redlease", "redlease.errors", "redlease.models"} | {
+    f"redlease._core{name}" for name in ("", ".limits", ".block_task")
+}
 
 ADAPTER_MODULES = sorted(ADAPTER.rglob("*.py"))
 
@@ -95,7 +97,7 @@ class Imports:
         return {name: self.imported(path) for name, path in self.paths.items()}
 
     def name(self, path: Path) -> str:
-        """Return the dotted name of a module, such as ``redlease.protocol.scripts``."""
+        """Return the dotted name of a module, such as ``redlease._core.protocol.scripts``."""
         return ".".join(path.relative_to(self.package.parent).with_suffix("").parts).removesuffix(".__init__")
 
     def imported(self, path: Path) -> set[str]:
@@ -193,7 +195,7 @@ def test_the_tests_run_against_the_wheel() -> None:
     if os.environ.get("REDLEASE_TEST_WHEEL"):
         assert "site-packages" in PACKAGE.parts
         assert (PACKAGE / "py.typed").exists()
-        assert list(PACKAGE.glob("lua/*.lua"))
+        assert list(PACKAGE.glob("_core/lua/*.lua"))
         assert ADAPTER.parent == PACKAGE.parent
         assert (ADAPTER / "py.typed").exists()
         assert list(ADAPTER.rglob("lua/*.lua"))
@@ -279,8 +281,8 @@ def test_a_row_of_the_benchmarks_imports_only_rows_above_it(path: Path) -> None:
 
 
 def test_the_adapter_imports_one_module_of_the_inside_of_the_core() -> None:
-    """Public names, plain data, the clock, block tasks, and `tickets`, through which it runs every script."""
-    seam = PLAIN | {"redlease.clock", "redlease.tickets", "redlease.testing"}
+    """Public names, plain data, the clock, block tasks, and `operations`, through which it runs every script."""
+    seam = PLAIN | {"redlease._core.clock", "redlease._core.operations", "redlease.testing"}
     for name, imported in IMPORTS["redlease_temporal"].of.items():
         assert imported & IMPORTS["redlease"].paths.keys() <= seam, name
 
@@ -288,9 +290,9 @@ def test_the_adapter_imports_one_module_of_the_inside_of_the_core() -> None:
 def test_workflow_code_needs_neither_relay_nor_redis() -> None:
     """What is imported with workflow code, into its sandbox too, stands on the core's plain data alone."""
     imports = IMPORTS["redlease_temporal"]
-    begun = {name for name in imports.paths if name.split(".")[1:2] in ([], ["payloads"], ["workflow_side"])}
-    begun |= {"redlease_temporal.admission.slot_workflow", "redlease_temporal.sequence.workflow"}
-    begun |= {"redlease_temporal.nexus.acquire_workflow"}
+    begun = {name for name in imports.paths if name.split(".")[1:2] in ([], ["_payloads"], ["_workflow_side"])}
+    begun |= {"redlease_temporal._admission.slot_workflow", "redlease_temporal._sequence.workflow"}
+    begun |= {"redlease_temporal._nexus.acquire_workflow"}
     for each in set().union(*map(imports.reachable, begun)):
         core = {other for other in imports.of[each] if other.split(".")[0] == "redlease"}
         names = {other for other in core if other in IMPORTS["redlease"].paths}

@@ -18,7 +18,7 @@ import yaml
 
 import redlease
 from redlease import Lock, Redlease, RedleaseError, Semaphore
-from redlease.cli.app import app
+from redlease._cli.app import app
 from redlease.testing import fake_client
 
 from fragments import GIVEN

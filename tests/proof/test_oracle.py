@@ -10,7 +10,7 @@ from monitored import Oracle, watching
 from oracle import judge
 
 from redlease import Redlease
-from redlease.protocol.encoding import Resource
+from redlease._core.protocol.encoding import Resource
 
 if TYPE_CHECKING:
     from conftest import OwnServer

@@ -13,10 +13,10 @@ import pytest
 import redlease
 import redlease_temporal
 from redlease import Durability, Hold, NotReplicated, Redlease, RedleaseError
-from redlease.cli.doctor.examination import examine
-from redlease.cli.doctor.findings import Level
-from redlease.primitives.overview import UNDECLARED, Overview
-from redlease.protocol import rights
+from redlease._cli.doctor.examination import examine
+from redlease._cli.doctor.findings import Level
+from redlease._core.primitives.overview import UNDECLARED, Overview
+from redlease._core.protocol import rights
 
 from helpers import until_waiting
 
@@ -108,7 +108,7 @@ async def use_all(client: Redlease) -> None:
 
 async def look_at_all(client: Redlease, url: str) -> None:
     """Read what the commands and the web view read, of a resource that is held and waited for."""
-    assert [each.resource for each in await Overview(client.tickets).look()] == ["r"]
+    assert [each.resource for each in await Overview(client._operations).look()] == ["r"]
     lock = client.semaphore("r", capacity=UNDECLARED)
     snapshot = await lock.inspect()
     assert len(snapshot.holders) == len(snapshot.waiters) == 1
@@ -190,7 +190,7 @@ def test_the_scripts_call_nothing_else() -> None:
 
 
 def test_the_file_is_of_the_rights_that_errors_advise() -> None:
-    """Page, file and advice are one: what `redlease.protocol.rights` has."""
+    """Page, file and advice are one: what `redlease._core.protocol.rights` has."""
     lines = [f"user redlease-{user} off resetchannels {rights.rules('redlease', USERS[user])}" for user in USERS]
     assert FILE.read_text().splitlines() == [SHIPPED_DEFAULT, *lines]
     page = (ROOT / "docs" / "security.md").read_text()

@@ -16,11 +16,11 @@ import redis.asyncio
 from redis import exceptions
 
 from redlease import Permit, Redlease, RedleaseError
-from redlease.cli.demo.timeline import text
-from redlease.hold import lease_of
-from redlease.protocol.encoding import Resource
-from redlease.protocol.scripts import RESIZE
-from redlease.web.gatherer import Gatherer
+from redlease._cli.demo.timeline import text
+from redlease._core.hold import lease_of
+from redlease._core.protocol.encoding import Resource
+from redlease._core.protocol.scripts import RESIZE
+from redlease._web.gatherer import Gatherer
 
 from command_line import HARMLESS, HOSTILE, run_async
 from helpers import eventually, until_waiting
@@ -142,7 +142,7 @@ async def test_published(
     caplog.set_level(logging.CRITICAL, logger="redlease")
     other = await make_client(url=server.url)
     first = await other.lock("r").acquire()
-    channel = client.session.connection.channel
+    channel = client._session.connection.channel
     async with user(server, "listener", "&*", "+subscribe") as listener, listener.pubsub() as pubsub:
         await pubsub.subscribe(channel)
         asking = asyncio.create_task(_held(client))
@@ -183,9 +183,9 @@ async def test_a_grant_to_a_request_that_an_earlier_message_has_shown(server: Se
     held = await client.lock("r").acquire()
     waiting = asyncio.create_task(_held(client))
     await until_waiting(client.lock("r"), 1)
-    (request,) = client.session.pending
+    (request,) = client._session.pending
     now_ms = int(time.time() * 1000)
-    channel = client.session.connection.channel
+    channel = client._session.connection.channel
     async with user(server, "publisher", "&*", "+publish") as publisher:
         await publisher.publish(channel, f"x {request}")
         await publisher.publish(channel, f"g {request} {now_ms * 1000} {now_ms} {now_ms + 9000} 1")
@@ -225,7 +225,7 @@ async def test_from_another_prefix(server: Server, client: Redlease, name: str, 
     resource = client.lock("r")._resource
     async with client.lock("r").hold() as hold, user(server, "neighbour", *OTHER) as neighbour:
         words = {"key": resource.keys[0], "keys": "\0".join(resource.keys), "sha": RESIZE.sha}
-        words["channel"] = client.session.connection.channel
+        words["channel"] = client._session.connection.channel
         filled = [part for word in command.split() for part in word.format(**words).split("\0")]
         with pytest.raises(exceptions.ResponseError, match=REFUSED):
             await neighbour.execute_command(*filled)

@@ -75,7 +75,7 @@ async def test_mutual_tls(own_server: OwnServer, tmp_path: Path) -> None:
     for leaf in (None, "theirs-leaf"):
         stranger = client(leaf)
         with pytest.raises(RedleaseError), pytest.MonkeyPatch.context() as patch:
-            patch.setattr("redlease.client.LIMIT_MS", 500.0)
+            patch.setattr("redlease._core.client.LIMIT_MS", 500.0)
             async with stranger:
                 pytest.fail("it has no certificate of that authority")
 
@@ -94,8 +94,8 @@ async def test_no_password_is_shown(own_server: OwnServer, caplog: pytest.LogCap
             lock,
             hold,
             hold.permit,
-            client.session,
-            client.session.connection,
+            client._session,
+            client._session.connection,
             redlease.sync.Redlease.from_url(url),
         ]
         server.kill()

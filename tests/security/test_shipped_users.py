@@ -11,7 +11,7 @@ import pytest
 import redis
 from redis import exceptions
 
-from redlease.protocol import rights
+from redlease._core.protocol import rights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

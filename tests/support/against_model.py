@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paces import Paces
 
-from redlease.protocol.replies import Status
+from redlease._core.protocol.replies import Status
 from redlease.testing.entries import Limit
 
 if TYPE_CHECKING:

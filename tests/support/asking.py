@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redlease.protocol import arguments
-from redlease.protocol.arguments import AcquireRequest, Terms
+from redlease._core.protocol import arguments
+from redlease._core.protocol.arguments import AcquireRequest, Terms
 
 if TYPE_CHECKING:
     from redlease import Redlease, Semaphore
-    from redlease.session.queueing import PendingAcquire
+    from redlease._core.session.queueing import PendingAcquire
 
 
 def ask(
@@ -26,4 +26,4 @@ def ask(
     packed_terms = arguments.pack_terms(terms, weight, arguments.label("o", {}))
     request = f"request-of-{ticket}-{arrival}"
     wanted = AcquireRequest(pool._resource, terms, ticket, request, weight, packed_terms, arrival)
-    return client.session.enter(wanted, needs_full_lease=True)
+    return client._session.enter(wanted, needs_full_lease=True)

@@ -12,7 +12,7 @@ from temporalio import activity, workflow
 from temporalio.exceptions import ApplicationError
 
 from redlease_temporal import LeaseLost, Permit, Unavailable
-from redlease_temporal.workflow_side.run import current
+from redlease_temporal._workflow_side.run import current
 
 PAUSE = timedelta(seconds=10)
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMAND = (sys.executable, "-c", "from redlease.cli import main; main()")
+COMMAND = (sys.executable, "-c", "from redlease._cli import main; main()")
 
 # What a ticket may hold: markup, the name of a picture, and what a terminal obeys. Then as it is to be shown.
 HOSTILE = "order[/7] [b]7 :cat: \x1b[2J\n\x9b\u202e"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from redlease.protocol.replies import Status
+from redlease._core.protocol.replies import Status
 
 from set_clock import BEGINS_US, KEYS, RealEngine
 

@@ -46,7 +46,7 @@ class Imported:
         """Return those of redis and of the client, after a hold."""
         async with lock(resource).hold():
             pass
-        return [name for name in sys.modules if name.split(".")[0] == "redis" or name == "redlease.client"]
+        return [name for name in sys.modules if name.split(".")[0] == "redis" or name == "redlease._core.client"]
 
 
 @workflow.defn

@@ -20,7 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
 from redlease.embedded import ProcessGroup
-from redlease_temporal.payloads.nexus import ACQUIRE_WORKFLOW
+from redlease_temporal._payloads.nexus import ACQUIRE_WORKFLOW
 from redlease_temporal.worker import RedleasePlugin
 
 import foreign_workers

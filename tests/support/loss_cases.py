@@ -21,7 +21,7 @@ from losses import (
     try_acquire,
 )
 
-from redlease.protocol.replies import Status
+from redlease._core.protocol.replies import Status
 
 from against_model import LABEL
 from set_clock import KEYS

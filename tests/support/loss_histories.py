@@ -14,9 +14,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from redlease import LeaseLost, QueueFull, Rate, Superseded, Unavailable, Withdrawn
+from redlease._core.limits import CAPACITY_MAX
+from redlease._core.primitives.overview import Overview
 from redlease.errors import AcquireTimeout, RedleaseError
-from redlease.limits import CAPACITY_MAX
-from redlease.primitives.overview import Overview
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -111,7 +111,7 @@ class History:
         """Draw the settings."""
         self.random = Random(self.seed)
         self.name = f"r{self.seed}"
-        state = self.clients[0].tickets.resource(self.name).state_key.decode()
+        state = self.clients[0]._operations.resource(self.name).state_key.decode()
         self.keys = [state.removesuffix(PARTS[0]) + part for part in PARTS]
         self.settings = Settings.drawn(self.random)
         self.sides = [self.settings.made(client, self.name) for client in self.clients]
@@ -384,7 +384,7 @@ class History:
         for number in range(units):
             await self._granted(sides.one, self.random.choice(self.settings.keys) if number == 0 else None)
         await self.lose_some()
-        listed = [each for each in await Overview(self.clients[0].tickets, self.name).look() if each.error]
+        listed = [each for each in await Overview(self.clients[0]._operations, self.name).look() if each.error]
         await sides.one.inspect()
         await sides.one.release_all(queue=True)
         snapshot = await sides.one.inspect()

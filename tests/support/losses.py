@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from redlease.protocol.replies import Status
+from redlease._core.protocol.replies import Status
 
 from against_model import EVERYTHING, LABEL
 from random_calls import RandomCalls

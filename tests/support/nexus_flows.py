@@ -13,8 +13,8 @@ with workflow.unsafe.imports_passed_through():
     from ending_flows import ONE_ATTEMPT_S, Holding
     from temporal_tools import SHORT_S
 from redlease_temporal import AcquireTimeout, LeaseLost, Permit, Semaphore, lock, semaphore
-from redlease_temporal.payloads import nexus as calls
-from redlease_temporal.payloads.locks import Caller
+from redlease_temporal._payloads import nexus as calls
+from redlease_temporal._payloads.locks import Caller
 
 ENDPOINT = "redlease-locks"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 # As a shell starts it: the terminal sends it signals too, such as that of Ctrl-C.
-START = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from redlease.cli import main; main()"
+START = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from redlease._cli import main; main()"
 SIZE = {"COLUMNS", "LINES"}  # where these are set, they outrank the size of the terminal
 PATIENCE_S = 50.0  # how long a process may take to start on a busy machine
 

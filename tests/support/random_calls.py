@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Self
 
-from redlease.limits import CAPACITY_MAX
-from redlease.protocol.replies import Status
+from redlease._core.limits import CAPACITY_MAX
+from redlease._core.protocol.replies import Status
 from redlease.testing import Model
 
 from against_model import LABEL

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 import redis
 
-from redlease.protocol import scripts
-from redlease.protocol.encoding import Resource, pack, plain
-from redlease.protocol.scripts import Script
+from redlease._core.protocol import scripts
+from redlease._core.protocol.encoding import Resource, pack, plain
+from redlease._core.protocol.scripts import Script
 
 from against_model import EVERYTHING, LABEL, Judge
 from random_calls import IDLE_MS, RandomCalls

@@ -10,18 +10,18 @@ import redis.asyncio
 from fake_temporal import FakeTemporal, token_of
 
 from redlease import Redlease
-from redlease.protocol import arguments
-from redlease_temporal.admission import redis_tracker
-from redlease_temporal.admission.rule import AdmissionRequest
-from redlease_temporal.backends.redis import relay, tracker
-from redlease_temporal.backends.redis.registry import TicketRecord
-from redlease_temporal.backends.redis.relay import Relay
-from redlease_temporal.backends.redis.tracker import TicketTracker
-from redlease_temporal.common import run_monitor
-from redlease_temporal.common.run_monitor import RunMonitor
-from redlease_temporal.common.settings import checked
-from redlease_temporal.payloads.locks import ResourceTerms
-from redlease_temporal.plugin.runtime import tracker_of
+from redlease._core.protocol import arguments
+from redlease_temporal._admission import redis_tracker
+from redlease_temporal._admission.rule import AdmissionRequest
+from redlease_temporal._backends.redis import relay, tracker
+from redlease_temporal._backends.redis.registry import TicketRecord
+from redlease_temporal._backends.redis.relay import Relay
+from redlease_temporal._backends.redis.tracker import TicketTracker
+from redlease_temporal._common import run_monitor
+from redlease_temporal._common.run_monitor import RunMonitor
+from redlease_temporal._common.settings import checked
+from redlease_temporal._payloads.locks import ResourceTerms
+from redlease_temporal._plugin.runtime import tracker_of
 
 from helpers import watches_of
 
@@ -126,7 +126,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     ]:
         monkeypatch.setattr(module, name, value)
     with contextlib.suppress(ImportError):
-        from redlease_temporal.common import retrying  # noqa: PLC0415
+        from redlease_temporal._common import retrying  # noqa: PLC0415
 
         monkeypatch.setattr(retrying.retry_until_done, "__defaults__", ((0.001, 0.003), None))
         monkeypatch.setattr(relay, "RESTART_PAUSES_S", (0.001, 0.003))

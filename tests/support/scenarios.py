@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from redlease.limits import CAPACITY_MAX
+from redlease._core.limits import CAPACITY_MAX
 
 LABEL = '["o",{}]'
 IDLE = 60_000

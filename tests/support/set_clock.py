@@ -9,9 +9,9 @@ from unittest import mock
 import fakeredis
 import redis
 
-from redlease.protocol import scripts
-from redlease.protocol.encoding import Resource
-from redlease.protocol.scripts import Script, read_lua
+from redlease._core.protocol import scripts
+from redlease._core.protocol.encoding import Resource
+from redlease._core.protocol.scripts import Script, read_lua
 
 from against_model import EVERYTHING, Caller, Judge
 from random_calls import IDLE_MS, LONG_IDLE_MS, RandomCalls

@@ -10,8 +10,8 @@ from temporalio import workflow
 from redlease_temporal import Permit
 
 with workflow.unsafe.imports_passed_through():
-    from redlease_temporal.backends.slots.notifier import SlotNotifier
-    from redlease_temporal.payloads.slots import SlotHandover
+    from redlease_temporal._backends.slots.notifier import SlotNotifier
+    from redlease_temporal._payloads.slots import SlotHandover
 
     from children import say
 

@@ -11,8 +11,8 @@ import redis
 from loss_cases import serves_again
 from losses import CAPACITY, IDLE_MS, LEASE_MS, DrawnCalls, Lossy
 
-from redlease.protocol.replies import Status
-from redlease.protocol.scripts import Script
+from redlease._core.protocol.replies import Status
+from redlease._core.protocol.scripts import Script
 
 from against_model import LABEL
 from set_clock import KEYS, USUAL, FakeEngine, RealEngine

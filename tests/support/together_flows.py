@@ -15,7 +15,7 @@ with workflow.unsafe.imports_passed_through():
 
 if TYPE_CHECKING:
     from redlease_temporal import Semaphore
-    from redlease_temporal.workflow_side.primitives import Units
+    from redlease_temporal._workflow_side.primitives import Units
 
 
 @dataclass

@@ -30,7 +30,12 @@ def built(package: Path) -> Path:
         RuntimeError: Something could not be fetched or built.
     """
     digest = hashlib.sha256()
-    files = [*_sources(), *PAGES, *sorted(package.glob("lua/**/*.lua")), *sorted(package.glob("guards/lua/*.lua"))]
+    files = [
+        *_sources(),
+        *PAGES,
+        *sorted(package.glob("_core/lua/**/*.lua")),
+        *sorted(package.glob("guards/lua/*.lua")),
+    ]
     for file in files:
         digest.update(file.read_bytes())
     return cached(f"typescript-{digest.hexdigest()[:12]}", functools.partial(_build, package))

@@ -39,13 +39,13 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Replayer
 
 from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
-from redlease_temporal.admission import redis_admission
-from redlease_temporal.admission.redis_admission import RedisAdmission
-from redlease_temporal.admission.redis_tracker import AdmissionTracker
-from redlease_temporal.admission.rule import AdmissionRequest, Rule, rule_of
-from redlease_temporal.admission.start_interceptor import StartGate
-from redlease_temporal.backends.redis.registry import Registry, TicketRecord
-from redlease_temporal.common.run_monitor import RunState, RunStatus
+from redlease_temporal._admission import redis_admission
+from redlease_temporal._admission.redis_admission import RedisAdmission
+from redlease_temporal._admission.redis_tracker import AdmissionTracker
+from redlease_temporal._admission.rule import AdmissionRequest, Rule, rule_of
+from redlease_temporal._admission.start_interceptor import StartGate
+from redlease_temporal._backends.redis.registry import Registry, TicketRecord
+from redlease_temporal._common.run_monitor import RunState, RunStatus
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually

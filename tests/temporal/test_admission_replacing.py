@@ -23,7 +23,7 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import Replayer
 
 from redlease_temporal import WorkflowConcurrencyLimitExceeded, concurrency
-from redlease_temporal.admission.redis_admission import RedisAdmission
+from redlease_temporal._admission.redis_admission import RedisAdmission
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from redlease import Redlease
-    from redlease_temporal.admission.replacing import TakenSlot
-    from redlease_temporal.admission.rule import AdmissionRequest
-    from redlease_temporal.backends.redis.registry import TicketRecord
+    from redlease_temporal._admission.replacing import TakenSlot
+    from redlease_temporal._admission.rule import AdmissionRequest
+    from redlease_temporal._backends.redis.registry import TicketRecord
 
 WORKFLOWS = [Newest, NewestBySlots, NewestTwo, ParentOfNewest]
 BOTH = pytest.mark.parametrize("kind", [Newest, NewestBySlots])

@@ -15,7 +15,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.worker import Replayer
 from together_flows import WORKFLOWS, Crossing, HandingOn, Part, Together
 
-from redlease.limits import CAPACITY_MAX
+from redlease._core.limits import CAPACITY_MAX
 from redlease_temporal import all_of, lock, rwlock, semaphore
 from redlease_temporal.worker import RedleasePlugin
 

@@ -14,13 +14,13 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
-from redlease_temporal.backends.coordinator import contended, queue_state, workflow
-from redlease_temporal.backends.coordinator.contended import ContendedHolders
-from redlease_temporal.backends.coordinator.queue_state import QueueState
-from redlease_temporal.common import run_monitor
-from redlease_temporal.common.run_monitor import RunMonitor
-from redlease_temporal.payloads.coordinator import CoordinatorRequest, Release, Requester
-from redlease_temporal.payloads.locks import ResourceTerms
+from redlease_temporal._backends.coordinator import contended, queue_state, workflow
+from redlease_temporal._backends.coordinator.contended import ContendedHolders
+from redlease_temporal._backends.coordinator.queue_state import QueueState
+from redlease_temporal._common import run_monitor
+from redlease_temporal._common.run_monitor import RunMonitor
+from redlease_temporal._payloads.coordinator import CoordinatorRequest, Release, Requester
+from redlease_temporal._payloads.locks import ResourceTerms
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually

@@ -15,8 +15,8 @@ from temporal_tools import events_of, has_event, names_of
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowUpdateFailedError
 
-from redlease_temporal.backends.coordinator import queue_state, workflow
-from redlease_temporal.backends.coordinator.queue_state import QueueState
+from redlease_temporal._backends.coordinator import queue_state, workflow
+from redlease_temporal._backends.coordinator.queue_state import QueueState
 
 from helpers import eventually
 

@@ -37,7 +37,7 @@ from temporalio.workflow import SandboxImportNotificationPolicy
 from waiting_flows import Wait, Waiter
 
 from redlease import Semaphore
-from redlease_temporal.workflow_side.requests import original_run_of
+from redlease_temporal._workflow_side.requests import original_run_of
 
 from helpers import eventually, until_waiting
 
@@ -264,11 +264,11 @@ async def is_there(client: Client) -> bool:
     return False
 
 
-@pytest.mark.parametrize("module", ["redlease_temporal", "redlease_temporal.workflow_side.run"])
+@pytest.mark.parametrize("module", ["redlease_temporal", "redlease_temporal._workflow_side.run"])
 def test_workflow_code_needs_no_redis(module: str) -> None:
     """In a fresh process the import of what workflows use imports neither redis nor the client."""
     code = f"import sys, {module}; print(*(name for name in sys.modules if name.startswith('redis')), end=' ')"
-    code += "; print('redlease.client' in sys.modules)"
+    code += "; print('redlease._core.client' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["False"]
 

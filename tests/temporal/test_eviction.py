@@ -10,8 +10,8 @@ import pytest
 
 from redlease import Permit
 from redlease_temporal import lock
-from redlease_temporal.workflow_side.hold import Hold, HoldRequest
-from redlease_temporal.workflow_side.run import Run
+from redlease_temporal._workflow_side.hold import Hold, HoldRequest
+from redlease_temporal._workflow_side.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator

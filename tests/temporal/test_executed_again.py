@@ -28,7 +28,7 @@ from temporal_tools import events_of, names_of, reset, reset_to
 from temporalio.worker import Replayer
 
 from redlease import Unavailable
-from redlease_temporal.backends.redis.requests import Requests
+from redlease_temporal._backends.redis.requests import Requests
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually

@@ -11,7 +11,7 @@ from lock_flows import Locked, Use, work
 from temporal_tools import Place
 from thrown import Thrower
 
-from redlease_temporal.common import run_monitor
+from redlease_temporal._common import run_monitor
 
 from helpers import eventually
 

@@ -19,17 +19,17 @@ from together_flows import Part, Sharing
 from waiting_flows import Wait, Waiter
 
 from redlease import Permit, Redlease, Semaphore
-from redlease_temporal.admission import rule
-from redlease_temporal.admission.activities import AdmissionActivities
-from redlease_temporal.admission.rule import AdmissionRequest
-from redlease_temporal.admission.slot_workflow import ADMISSION_SLOT, SLOT_OWNER
-from redlease_temporal.backends.coordinator.workflow import Coordinator
-from redlease_temporal.backends.redis.requests import Requests
-from redlease_temporal.backends.slots.workflow import Slot
-from redlease_temporal.payloads import locks
-from redlease_temporal.payloads.coordinator import Adoption, CoordinatorRequest, Renewal, Requester
-from redlease_temporal.sequence.api import Batch, Handling
-from redlease_temporal.sequence.workflow import SequenceWorkflow
+from redlease_temporal._admission import rule
+from redlease_temporal._admission.activities import AdmissionActivities
+from redlease_temporal._admission.rule import AdmissionRequest
+from redlease_temporal._admission.slot_workflow import ADMISSION_SLOT, SLOT_OWNER
+from redlease_temporal._backends.coordinator.workflow import Coordinator
+from redlease_temporal._backends.redis.requests import Requests
+from redlease_temporal._backends.slots.workflow import Slot
+from redlease_temporal._payloads import locks
+from redlease_temporal._payloads.coordinator import Adoption, CoordinatorRequest, Renewal, Requester
+from redlease_temporal._sequence.api import Batch, Handling
+from redlease_temporal._sequence.workflow import SequenceWorkflow
 
 from helpers import eventually, until_waiting
 

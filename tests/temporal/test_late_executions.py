@@ -11,7 +11,7 @@ from temporal_tools import holder_of
 from temporalio import activity
 from temporalio.testing import ActivityEnvironment
 
-from redlease_temporal.backends.redis.requests import Requests
+from redlease_temporal._backends.redis.requests import Requests
 
 from helpers import eventually
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from temporal_tools import Place
 
     from redlease import Semaphore
-    from redlease_temporal.payloads import locks
+    from redlease_temporal._payloads import locks
 
 LEASE_S = 3.0
 

@@ -30,7 +30,7 @@ from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, ChildWorkflowError
 
 from redlease import Semaphore
-from redlease_temporal.payloads.locks import LOST_SIGNAL, LostSignal
+from redlease_temporal._payloads.locks import LOST_SIGNAL, LostSignal
 
 from helpers import eventually
 

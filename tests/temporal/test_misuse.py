@@ -22,7 +22,7 @@ from temporalio.worker import Worker
 
 from redlease import Redlease
 from redlease_temporal import LeaseLost, SequenceFailed, lock, outside, semaphore
-from redlease_temporal.admission.rule import resource_of
+from redlease_temporal._admission.rule import resource_of
 from redlease_temporal.errors import usage_error
 from redlease_temporal.worker import RedleasePlugin
 

@@ -38,8 +38,8 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from redlease import limits
-from redlease_temporal.payloads.locks import Caller
+from redlease._core import limits
+from redlease_temporal._payloads.locks import Caller
 
 from helpers import eventually
 

@@ -14,7 +14,7 @@ from temporalio.client import Client
 
 from redlease import AcquireTimeout, LeaseLost, Unavailable
 from redlease_temporal import outside
-from redlease_temporal.backends.slots.activities import SLOTS
+from redlease_temporal._backends.slots.activities import SLOTS
 
 from helpers import cancel, eventually
 

@@ -20,11 +20,11 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowQueryRejectedError
 
 from redlease_temporal import Unavailable, WorkflowConcurrencyLimitExceeded
-from redlease_temporal.backends.coordinator.activities import StatusActivities
-from redlease_temporal.common.descriptions import CLOSED, PAUSED, Description, describe, refused_in
-from redlease_temporal.common.run_monitor import RunMonitor, RunState, RunStatus
-from redlease_temporal.payloads.coordinator import RunToPoll
-from redlease_temporal.payloads.slots import MARGIN
+from redlease_temporal._backends.coordinator.activities import StatusActivities
+from redlease_temporal._common.descriptions import CLOSED, PAUSED, Description, describe, refused_in
+from redlease_temporal._common.run_monitor import RunMonitor, RunState, RunStatus
+from redlease_temporal._payloads.coordinator import RunToPoll
+from redlease_temporal._payloads.slots import MARGIN
 from redlease_temporal.sequence_client import Sequence
 
 from helpers import eventually
@@ -277,7 +277,7 @@ async def test_each_look_stands_alone(
             raise ValueError("as no server has said yet")
         return await describe(client, workflow_id, *args, **options)
 
-    monkeypatch.setattr("redlease_temporal.common.run_monitor.describe", awkward)
+    monkeypatch.setattr("redlease_temporal._common.run_monitor.describe", awkward)
     owners = RunMonitor(client, 50)
     asked = [RunToPoll(one.id, one.result_run_id or "") for one in (good, bad, good)]
     assert [seen.fate for seen in await StatusActivities(owners).poll(asked)] == ["open", "unknown", "open"]

@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
-from redlease_temporal.plugin.runtime import LIBRARY_WORKFLOWS
+from redlease_temporal._plugin.runtime import LIBRARY_WORKFLOWS
 from redlease_temporal.worker import RedleasePlugin
 
 if TYPE_CHECKING:

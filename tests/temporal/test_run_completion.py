@@ -15,7 +15,7 @@ from temporal_tools import Place, has_event, names_of, tasks_that_failed
 from temporalio.client import WorkflowFailureError
 from temporalio.worker import Replayer
 
-from redlease_temporal.backends.redis.requests import Requests
+from redlease_temporal._backends.redis.requests import Requests
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually

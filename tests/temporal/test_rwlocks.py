@@ -15,10 +15,10 @@ from temporalio.exceptions import ApplicationError
 from together_flows import Part, Sharing
 
 from redlease import Unavailable
-from redlease.limits import CAPACITY_MAX
+from redlease._core.limits import CAPACITY_MAX
 from redlease_temporal import RWLock
-from redlease_temporal.backends.redis import backend
-from redlease_temporal.backends.redis.requests import Requests
+from redlease_temporal._backends.redis import backend
+from redlease_temporal._backends.redis.requests import Requests
 
 from helpers import eventually
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle
 
     from redlease import Permit, Redlease, Snapshot
-    from redlease_temporal.payloads import locks
+    from redlease_temporal._payloads import locks
 
 
 class Catalog:

@@ -17,7 +17,7 @@ from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlre
 from temporalio.worker import Replayer, Worker
 
 from redlease_temporal import SequenceFailed
-from redlease_temporal.sequence.workflow import SequenceWorkflow
+from redlease_temporal._sequence.workflow import SequenceWorkflow
 from redlease_temporal.sequence_client import Sequence
 from redlease_temporal.worker import RedleasePlugin
 

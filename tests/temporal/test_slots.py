@@ -19,8 +19,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from redlease_temporal.backends.slots import activities, backend
-from redlease_temporal.common.descriptions import Description, describe
+from redlease_temporal._backends.slots import activities, backend
+from redlease_temporal._common.descriptions import Description, describe
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually

@@ -14,9 +14,9 @@ from temporal_tools import names_of
 from temporalio import activity
 from temporalio.worker import Replayer
 
-from redlease_temporal.plugin.activity_interceptor import PermitCheckInterceptor
+from redlease_temporal._plugin.activity_interceptor import PermitCheckInterceptor
+from redlease_temporal._workflow_side import backend as calls
 from redlease_temporal.worker import RedleasePlugin
-from redlease_temporal.workflow_side import backend as calls
 
 from helpers import eventually
 

@@ -12,7 +12,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
-from redlease_temporal.backends.redis import notifications, tracker
+from redlease_temporal._backends.redis import notifications, tracker
 from redlease_temporal.testing import InMemoryPlugin
 
 from helpers import eventually
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from redlease import Permit
-    from redlease_temporal.backends.redis.registry import TicketRecord
+    from redlease_temporal._backends.redis.registry import TicketRecord
 
     from temporal_server import TemporalServer
 

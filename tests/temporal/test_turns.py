@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 from turn_flows import Try, Turn, Use
 
 from redlease import Redlease, Semaphore
-from redlease_temporal.payloads.locks import turn_of
+from redlease_temporal._payloads.locks import turn_of
 
 from helpers import eventually, until_waiting
 

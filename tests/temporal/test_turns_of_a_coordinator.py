@@ -17,8 +17,8 @@ from temporalio.worker import Replayer
 from turn_flows import Try, Turn, Use
 
 from redlease import Snapshot
-from redlease_temporal.backends.coordinator import workflow
-from redlease_temporal.backends.coordinator.workflow import Coordinator
+from redlease_temporal._backends.coordinator import workflow
+from redlease_temporal._backends.coordinator.workflow import Coordinator
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually

@@ -19,9 +19,9 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from waiting_flows import Got, Many, Wait, Waiter
 
 from redlease import Permit, Redlease, Semaphore
-from redlease_temporal.backends.redis.relay import Relay
-from redlease_temporal.backends.redis.requests import Requests
-from redlease_temporal.common import run_monitor
+from redlease_temporal._backends.redis.relay import Relay
+from redlease_temporal._backends.redis.requests import Requests
+from redlease_temporal._common import run_monitor
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually, queue_up, until_waiting, watches_of
@@ -29,7 +29,7 @@ from helpers import eventually, queue_up, until_waiting, watches_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from redlease_temporal.payloads import locks
+    from redlease_temporal._payloads import locks
 
     from conftest import MakeClient, OwnServer
     from temporal.conftest import StartWorkerProcess

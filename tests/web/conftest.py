@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from redlease import Redlease
-from redlease.web.application import View
-from redlease.web.gatherer import Gatherer
+from redlease._web.application import View
+from redlease._web.gatherer import Gatherer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -10,14 +10,18 @@ import sys
 import httpx
 import pytest
 
-from redlease.cli.statuses import Exit
+from redlease._cli.statuses import Exit
 
 from command_line import COMMAND, run_async
 from web_view import TOKEN, served
 
-WITHOUT_THE_EXTRA = (
-    "import sys; sys.modules['{missing}'] = None; sys.argv = ['redlease', 'web']; from redlease.cli import main; main()"
-)
+WITHOUT_THE_EXTRA = """
+import sys
+sys.modules["{missing}"] = None
+sys.argv = ["redlease", "web"]
+from redlease._cli import main
+main()
+"""
 
 
 # Each runs the command.

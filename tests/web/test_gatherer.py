@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis.asyncio
 
-from redlease import Redlease, clock
-from redlease.primitives.overview import Overview
-from redlease.protocol.encoding import Resource
-from redlease.web import gatherer as gathering
-from redlease.web.gatherer import Gatherer, Viewer
+from redlease import Redlease
+from redlease._core import clock
+from redlease._core.primitives.overview import Overview
+from redlease._core.protocol.encoding import Resource
+from redlease._web import gatherer as gathering
+from redlease._web.gatherer import Gatherer, Viewer
 
 from helpers import eventually
 
@@ -177,7 +178,7 @@ async def test_a_search_that_an_outage_stretches_delays_no_other(
     """New names are looked for ten seconds later again, however long the server was away during the last search."""
     now_ms = 1_000_000.0
     monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
-    names = client.tickets.names
+    names = client._operations.names
 
     async def stretched() -> AsyncGenerator[set[str], None]:
         nonlocal now_ms
@@ -185,8 +186,8 @@ async def test_a_search_that_an_outage_stretches_delays_no_other(
         async for found in names():
             yield found
 
-    monkeypatch.setattr(client.tickets, "names", stretched)
-    overview = Overview(client.tickets)
+    monkeypatch.setattr(client._operations, "names", stretched)
+    overview = Overview(client._operations)
     await overview.look()
     await client.lock("after").acquire()
     now_ms += 10_001

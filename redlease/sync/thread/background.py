@@ -27,9 +27,9 @@ from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 import redlease
+from redlease._core.log import about
+from redlease._core.transport.base import CLOSED
 from redlease.errors import RedleaseError
-from redlease.log import about
-from redlease.transport.base import CLOSED
 
 T = TypeVar("T")
 Undo = Callable[[T], Coroutine[Any, Any, object]]

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any, Protocol, overload
 
 import redlease
-from redlease import clock
-from redlease.hold import lease_of
+from redlease._core import clock
+from redlease._core.hold import lease_of
 
 Leave = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], None]
 Exiting = Callable[[Any], Coroutine[Any, Any, object]]  # calls `__aexit__` of the asyncio twin

@@ -11,9 +11,9 @@ from contextvars import copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
 import redlease
+from redlease._core.transport.base import CLOSED
 from redlease.errors import LeaseLost, RedleaseError
 from redlease.guards.redis import CHECK
-from redlease.transport.base import CLOSED
 
 from .background import Background, Undo, process
 from .greenlets import check_threads
@@ -76,7 +76,7 @@ class ProcessClient:
         self._make = make
         self._twin = self._made()
         self._background: Background | None = None
-        self._is_observed = self._twin.session.manager.emit is not None
+        self._is_observed = self._twin._session.manager.emit is not None
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class ProcessClient:
 
     def _made(self) -> redlease.Redlease:
         made = self._make()
-        made.tickets.load_too(CHECK)  # here already, so that a guard which any thread makes changes nothing
+        made._operations.load_too(CHECK)  # here already, so that a guard which any thread makes changes nothing
         return made
 
     @property

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from redlease.protocol import scripts
+from redlease._core.protocol import scripts
 
 from .publishing import PublishingModel
 

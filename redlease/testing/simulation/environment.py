@@ -13,8 +13,8 @@ from typing import Any
 
 import redis.utils
 
-from redlease import clock
-from redlease.transport import connection
+from redlease._core import clock
+from redlease._core.transport import connection
 
 from .loop import SimulatedLoop
 

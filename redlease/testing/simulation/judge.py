@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from redlease.client import Redlease
-from redlease.session.leases import Lease
+from redlease._core.client import Redlease
+from redlease._core.session.leases import Lease
 
 from .engines import NAMES, Executed
 from .ledger import Ledger

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from redlease.limits import FENCE_MAX
-from redlease.protocol.replies import Status, read_message
+from redlease._core.limits import FENCE_MAX
+from redlease._core.protocol.replies import Status, read_message
 
 
 def _fence_in(payload: str) -> int:

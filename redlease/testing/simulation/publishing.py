@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from redlease.protocol.replies import Status
+from redlease._core.protocol.replies import Status
 from redlease.testing.entries import Entry, split
 from redlease.testing.model import Model, Reply
 

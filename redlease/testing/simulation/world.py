@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from redlease.client import Redlease
+from redlease._core.client import Redlease
 from redlease.events import Event, Granted, Lost
 
 from .engines import NAMES, Engine, Executed, ModelEngine, ScriptEngine

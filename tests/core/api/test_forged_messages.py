@@ -47,7 +47,7 @@ async def queued(client: Redlease) -> None:
 
 async def heard(client: Redlease, raw: Any, *payloads: str) -> None:
     """Publish to the client's channel, and return when the client has read it."""
-    channel = client.session.connection.channel
+    channel = client._session.connection.channel
     for payload in payloads:
         assert await raw.publish(channel, payload) == 1
     await client.lock("another").locked()  # its reply comes behind them
@@ -69,7 +69,7 @@ async def test_a_forged_grant_runs_nothing(client: Redlease, other: Redlease, ra
     waiting = asyncio.ensure_future(client.lock("r").hold(ticket="seen by all"))
     await queued(other)
     now_ms = int(time.time() * 1000)
-    known = ["seen by all", *(client.session.connection.client_id + f"-{n:x}" for n in range(1, 10))]
+    known = ["seen by all", *(client._session.connection.client_id + f"-{n:x}" for n in range(1, 10))]
     await heard(client, raw, *(f"g {name.replace(' ', '_')} {2**52} {now_ms} {now_ms + 60_000} 1" for name in known))
     await heard(client, raw, *(f"x {name.replace(' ', '_')}" for name in known))
     assert not waiting.done()
@@ -83,14 +83,14 @@ async def test_a_forged_grant_runs_nothing(client: Redlease, other: Redlease, ra
 
 async def test_what_is_drawn_cannot_be_guessed(client: Redlease) -> None:
     """No request id tells another one, nor does a ticket tell its request."""
-    lock, session = client.lock("r"), client.session
+    lock, session = client.lock("r"), client._session
     asks = [lock._ask(lock._default_spec, ids)[0] for ids in (session.ids, session.hold_ids) for _ in range(500)]
     assert len({ask.request_id for ask in asks}) == len({ask.ticket for ask in asks}) == 1000
     for ask in asks:
         assert ask.request_id not in ask.ticket
         assert ask.ticket not in ask.request_id
         assert len(ask.request_id) >= 20
-        assert client.session.connection.client_id not in ask.request_id
+        assert client._session.connection.client_id not in ask.request_id
 
 
 async def test_a_fence_ahead_of_the_clock_is_not_believed(client: Redlease, other: Redlease, raw: Any) -> None:
@@ -98,7 +98,7 @@ async def test_a_fence_ahead_of_the_clock_is_not_believed(client: Redlease, othe
     permit = await other.lock("r").acquire()
     waiting = asyncio.ensure_future(client.lock("r").hold(ticket="T"))
     await queued(other)
-    (request,) = client.session.pending
+    (request,) = client._session.pending
     now_ms = int(time.time() * 1000)
     await heard(client, raw, f"g {request} {2**52} {now_ms} {now_ms + 60_000} 1")
     assert not waiting.done()
@@ -113,7 +113,7 @@ async def test_a_waiter_is_not_taken_out_by_a_message(client: Redlease, other: R
     waiting = asyncio.ensure_future(client.lock("r").acquire(ticket="first"))
     await queued(other)
     second = asyncio.ensure_future(other.lock("r").acquire(ticket="second"))
-    (request,) = client.session.pending
+    (request,) = client._session.pending
     await heard(client, raw, f"x {request}", f"m {request} 0", f"l {request} 0")
     await other.lock("r").release(permit)
     granted = await waiting

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from conftest import MakeClient, OwnServer
 
 PAGE_OF_LOG = Path(__file__).parents[3] / "docs/logging.md"
-HEAVY = {"asyncio", "logging", "pydantic", "redis", "ssl", "redlease.client"}
+HEAVY = {"asyncio", "logging", "pydantic", "redis", "ssl", "redlease._core.client"}
 HOLD = {
     "check",
     "detach",
@@ -100,9 +100,9 @@ def test_the_version_is_one() -> None:
     ("code", "absent"),
     [
         ("import redlease; from redlease import LeaseLost", {*HEAVY, "dataclasses", "inspect", "redlease.models"}),
-        ("import redlease.cli", {*HEAVY, "rich", "typer"}),
+        ("import redlease._cli", {*HEAVY, "rich", "typer"}),
         ("from redlease import Duration, OnLost, Permit, Snapshot", HEAVY),
-        ("from redlease import *; import redlease.sync", {"pydantic", "redlease.cli", "sqlalchemy", "starlette"}),
+        ("from redlease import *; import redlease.sync", {"pydantic", "redlease._cli", "sqlalchemy", "starlette"}),
     ],
 )
 def test_an_import_loads_no_more_than_it_needs(code: str, absent: set[str]) -> None:

@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from redlease import Redlease, RedleaseError
-from redlease.protocol.arguments import AcquireRequest, Terms
-from redlease.protocol.encoding import Resource
+from redlease._core.protocol.arguments import AcquireRequest, Terms
+from redlease._core.protocol.encoding import Resource
 from redlease.testing import fake_client
 
 from ports import free_port
@@ -151,7 +151,7 @@ async def test_a_certificate_for_another_name(secured: tuple[str, str, Server]) 
 @pytest.mark.slow
 async def test_tls_and_none(secured: tuple[str, str, Server], monkeypatch: pytest.MonkeyPatch) -> None:
     """A `rediss://` URL of a port without TLS, and a `redis://` URL of one with it, are told apart from an outage."""
-    monkeypatch.setattr("redlease.client.LIMIT_MS", 1500.0)
+    monkeypatch.setattr("redlease._core.client.LIMIT_MS", 1500.0)
     url, _, server = secured
     assert "`redis://`" in await why_not(server.url.replace("redis://", "rediss://"))
     assert "`rediss://`" in await why_not(url.replace("rediss://", "redis://"))
@@ -172,7 +172,7 @@ async def test_sentinels_and_none(own_server: OwnServer, servers: Servers, real_
 
 async def test_what_is_remembered_of_adoptions_is_bounded(client: Redlease, monkeypatch: pytest.MonkeyPatch) -> None:
     """Adoptions that were cancelled are remembered for as long as a permit of theirs may live."""
-    monkeypatch.setattr(client.session.connection, "limit_ms", 500.0)
+    monkeypatch.setattr(client._session.connection, "limit_ms", 500.0)
     lock = client.lock("r", lease=0.05)
 
     async def break_off(ticket: str) -> None:
@@ -186,16 +186,16 @@ async def test_what_is_remembered_of_adoptions_is_bounded(client: Redlease, monk
         await break_off(f"t{number}")
     await asyncio.sleep(0.6)
     await break_off("last")
-    assert len(client.session.memory.adopting) == 1
+    assert len(client._session.memory.adopting) == 1
 
 
 async def test_what_was_warned_of_is_bounded(client: Redlease, caplog: pytest.LogCaptureFixture) -> None:
     """A capacity that differs is warned of once a name; the names are not kept for ever."""
     for number in range(1100):
-        client.session.memory.declared(_ask(client, f"r{number}"), 2)
-        client.session.memory.declared(_ask(client, f"r{number}"), 2)
+        client._session.memory.declared(_ask(client, f"r{number}"), 2)
+        client._session.memory.declared(_ask(client, f"r{number}"), 2)
     assert len(caplog.records) == 1100
-    assert len(client.session.memory._warned) <= 1000
+    assert len(client._session.memory._warned) <= 1000
 
 
 def _ask(client: Redlease, name: str) -> Any:

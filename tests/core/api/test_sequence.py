@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redlease import AcquireTimeout, Hold, LeaseLost, RedleaseError, Retry, SequenceFailed, SequenceProgress
-from redlease.primitives.checkpoints import Checkpoints, Plan
+from redlease._core.primitives.checkpoints import Checkpoints, Plan
 
 from helpers import cancel, eventually, keys_of, left_over, until_waiting
 
@@ -151,7 +151,7 @@ async def test_long_results_are_read_in_pages(client: Redlease) -> None:
 
 async def test_many_short_results_are_read_in_pages(client: Redlease, monkeypatch: pytest.MonkeyPatch) -> None:
     """So do many short ones, of which a reply holds a bounded number."""
-    monkeypatch.setattr("redlease.primitives.checkpoints.PAGE_BYTES", 1000)
+    monkeypatch.setattr("redlease._core.primitives.checkpoints.PAGE_BYTES", 1000)
 
     async def handler(item: int, hold: Hold) -> int:
         return item
@@ -423,7 +423,7 @@ async def test_a_handler_that_survives_the_loss_changes_nothing(client: Redlease
 @pytest.fixture
 def checkpoints(client: Redlease) -> Checkpoints:
     """The checkpoints of one sequence, without its run."""
-    return Checkpoints(client.tickets, client.tickets.resource("r"), "s")
+    return Checkpoints(client._operations, client._operations.resource("r"), "s")
 
 
 PLAN = Plan("items", 5, 60_000)

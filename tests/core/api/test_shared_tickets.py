@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redlease import AcquireTimeout, LeaseLost, Permit, QueueFull, Redlease
-from redlease.hold import lease_of
-from redlease.protocol import arguments, scripts
-from redlease.protocol.replies import Status
+from redlease._core.hold import lease_of
+from redlease._core.protocol import arguments, scripts
+from redlease._core.protocol.replies import Status
 
 from helpers import eventually
 
@@ -117,7 +117,7 @@ async def test_both_who_wait_with_a_ticket_are_granted(others: list[Redlease]) -
     # A place that outlives the test by far: without the message the grant would be noticed at the next beat only.
     waiting = [asyncio.ensure_future(each.lock("r", waiter_lease=60).hold(ticket="T")) for each in (a, b)]
     await queued(c, "T")
-    await eventually(lambda: all(each.session.waiter_leases for each in (a, b)))
+    await eventually(lambda: all(each._session.waiter_leases for each in (a, b)))
     await c.lock("r").release(permit)
     async with asyncio.timeout(10):
         first, second = await asyncio.gather(*waiting)
@@ -135,7 +135,7 @@ async def test_the_place_lasts_as_long_as_one_of_them_lives(others: list[Redleas
     first = asyncio.ensure_future(a.lock("r", waiter_lease=2).hold(ticket="T"))
     await queued(c, "T")
     second = asyncio.ensure_future(b.lock("r", waiter_lease=0.2).hold(ticket="T"))
-    await eventually(lambda: b.session.waiter_leases)
+    await eventually(lambda: b._session.waiter_leases)
     await b.abandon()  # as when its process dies: nothing is taken back
     await asyncio.sleep(0.5)
     assert await waits(c, "T")
@@ -165,7 +165,7 @@ async def test_a_first_renewal_shortens_no_other_lease(others: list[Redlease]) -
     first = asyncio.ensure_future(a.lock("r", lease=60, waiter_lease=30).hold(ticket="T"))
     await queued(c, "T")
     second = asyncio.ensure_future(b.lock("r", lease=1, waiter_lease=30).hold(ticket="T"))
-    await eventually(lambda: b.session.waiter_leases)
+    await eventually(lambda: b._session.waiter_leases)
     await c.lock("r").release(permit)
     first_hold, second_hold = await asyncio.gather(first, second)
     await eventually(lambda: second_hold.permit.expires_at_ms != second_hold.permit.granted_at_ms)
@@ -183,7 +183,7 @@ async def test_who_comes_after_a_dead_process_has_the_ticket_alone(others: list[
     await queued(c, "T")
     await a.abandon()
     again = asyncio.ensure_future(b.lock("r", waiter_lease=10).acquire(ticket="T"))
-    await eventually(lambda: b.session.waiter_leases)
+    await eventually(lambda: b._session.waiter_leases)
     await asyncio.sleep(0.5)  # the place of the former life is over
     await cancelled(again)
     await eventually(lambda: c.lock("r").inspect())
@@ -230,7 +230,7 @@ async def test_many_who_wait_with_one_ticket(make_client: MakeClient, client: Re
     permit = await client.lock("r").acquire()
     many = [await make_client() for _ in range(20)]
     waiting = [asyncio.ensure_future(each.lock("r", waiter_lease=60).acquire(ticket="T")) for each in many]
-    await eventually(lambda: all(each.session.waiter_leases for each in many))
+    await eventually(lambda: all(each._session.waiter_leases for each in many))
     later = asyncio.ensure_future(client.lock("r", waiter_lease=60).acquire(ticket="U"))
     await queued(client, "U")
     for task in waiting[2:]:
@@ -263,8 +263,8 @@ async def test_an_adopter_takes_no_lease_from_who_joined(others: list[Redlease],
     hold = await b.lock("r", lease=60).hold(ticket="T")
     assert hold.fence == adopted.fence
     lease = lease_of(adopted)
-    await c.session.connection.call(
-        *(lease.request.resource, scripts.ADOPT, "T", permit.fence, lease.request.request_id, c.session.new_name()),
+    await c._session.connection.call(
+        *(lease.request.resource, scripts.ADOPT, "T", permit.fence, lease.request.request_id, c._session.new_name()),
         *(1000, int(refence), 86_400_000, arguments.label("c", {})),
     )
     (held,) = (await a.lock("r").inspect()).holders
@@ -316,11 +316,11 @@ async def test_who_left_a_waiting_ticket_has_no_part_in_its_grant(others: list[R
     permit = await lock.acquire()
 
     async def call(script: scripts.Script, *args: str | int) -> list[Any]:
-        return (await c.session.connection.call(lock._resource, script, *args)).values
+        return (await c._session.connection.call(lock._resource, script, *args)).values
 
     terms = ("0", 1, 60_000, 1, 60_000, -1, 86_400_000, arguments.label("o", {}))
     for request, client in (("pa", a), ("pb", b)):
-        await call(scripts.ACQUIRE, "T", request, client.session.new_name(), *terms)
+        await call(scripts.ACQUIRE, "T", request, client._session.new_name(), *terms)
     await eventually(lambda: is_over(c, permit))
     assert await call(scripts.RELEASE, "T", "pb", "", 0, 0, 86_400_000) == [0, 0]
     assert [held.ticket for held in (await lock.inspect()).holders] == ["T"]
@@ -335,9 +335,9 @@ async def test_who_left_a_waiting_ticket_may_leave_a_dead_one(others: list[Redle
     await lock.acquire()
 
     async def call(script: scripts.Script, *args: str | int) -> list[Any]:
-        return (await c.session.connection.call(lock._resource, script, *args)).values
+        return (await c._session.connection.call(lock._resource, script, *args)).values
 
-    places = [client.session.new_name() for client in (a, b)]
+    places = [client._session.new_name() for client in (a, b)]
     for request, place, waiter_lease_ms in zip(("pa", "pb"), places, (300, 60_000), strict=True):
         terms = ("0", 1, 60_000, 1, waiter_lease_ms, -1, 86_400_000, arguments.label("o", {}))
         await call(scripts.ACQUIRE, "T", request, place, *terms)

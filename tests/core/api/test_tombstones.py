@@ -53,7 +53,7 @@ async def test_a_call_forgets_no_more_than_a_batch(client: Redlease, raw: Any) -
         await raw.zadd(key, {f"place|{number}": 1000 + number for number in range(start, start + 10_000)})
     before = await raw.zcard(key)
     waiting = asyncio.ensure_future(lock.acquire(timeout=30))
-    await eventually(lambda: raw.zscore(key, client.session.name))
+    await eventually(lambda: raw.zscore(key, client._session.name))
     assert before - 2 * BATCH <= await raw.zcard(key) - 1 < before
     before = await raw.zcard(key)
     await lock.release(permit)
@@ -72,13 +72,13 @@ async def test_a_smaller_capacity_is_told_behind_tombstones(
         asyncio.ensure_future(other.semaphore("r", 4, lease=60).acquire(ticket=f"w{n}")) for n in range(2 * BATCH)
     ]
     await eventually(
-        lambda: all(waiting.sequence for waiting in other.session.pending.values()) and other.session.pending
+        lambda: all(waiting.sequence for waiting in other._session.pending.values()) and other._session.pending
     )
     for number in range(2 * BATCH):
         assert await pool.release(f"w{number}")  # each leaves a tombstone that lasts for a minute
     await asyncio.gather(*others, return_exceptions=True)
     heavy = asyncio.ensure_future(pool.acquire(weight=3))
-    await eventually(lambda: any(waiting.sequence for waiting in client.session.pending.values()))
+    await eventually(lambda: any(waiting.sequence for waiting in client._session.pending.values()))
     await other.semaphore("r", 4).resize(2)
     async with asyncio.timeout(10):  # a beat would come after 20 s
         with pytest.raises(ValueError, match="can never fit"):
@@ -90,15 +90,15 @@ async def test_a_late_copy_still_grants_nothing(client: Redlease) -> None:
     """As long as it stands, a copy of the request that was taken out is told so."""
     permit = await client.lock("r").acquire()
     waiting = asyncio.ensure_future(client.lock("r").acquire(ticket="T"))
-    await eventually(lambda: any(each.sequence for each in client.session.pending.values()))
-    (late,) = client.session.pending.values()
+    await eventually(lambda: any(each.sequence for each in client._session.pending.values()))
+    (late,) = client._session.pending.values()
     assert await client.lock("r").release("T")
     with pytest.raises(Exception, match="taken out"):
         await waiting
-    again = client.session.enter(late.request, needs_full_lease=True)
+    again = client._session.enter(late.request, needs_full_lease=True)
     with pytest.raises(Exception, match="taken out"):
         await again.future
-    client.session.leave(again)
+    client._session.leave(again)
     await client.lock("r").release(permit)
 
 
@@ -112,10 +112,10 @@ async def test_a_full_queue_of_the_living_is_looked_through_once(
     held = await lock.acquire()
     tasks = [asyncio.ensure_future(client.lock("r", waiter_lease=60).acquire()) for _ in range(301)]
     await eventually(
-        lambda: len(client.session.pending) == 301 and all(w.sequence for w in client.session.pending.values())
+        lambda: len(client._session.pending) == 301 and all(w.sequence for w in client._session.pending.values())
     )
     tasks.append(asyncio.ensure_future(dead.lock("r", waiter_lease=0.1).acquire()))
-    await eventually(lambda: any(each.sequence for each in dead.session.pending.values()))
+    await eventually(lambda: any(each.sequence for each in dead._session.pending.values()))
     await dead.abandon()
     await asyncio.sleep(0.3)
     large_reads = []

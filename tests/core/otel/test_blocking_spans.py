@@ -38,7 +38,11 @@ def test_a_thread_has_spans_too(
     spans = exporter.get_finished_spans()
     parents = {span.context.span_id: span.name for span in spans}
     below = [(span.name, parents.get(span.parent.span_id)) for span in spans if span.parent is not None]
-    assert sorted(below) == [("redlease.hold", "first"), ("redlease.hold", "second"), ("redlease.wait", "second")]
+    assert sorted(below) == [
+        ("redlease.hold", "first"),
+        ("redlease.hold", "second"),
+        ("redlease.wait", "second"),
+    ]
     hold = next(span for span in spans if (span.attributes or {}).get("redlease.fence") == first.fence)
     (wait_span,) = (span for span in spans if span.name == "redlease.wait")
     assert [link.context.span_id for link in wait_span.links] == [hold.context.span_id]

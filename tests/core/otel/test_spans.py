@@ -52,7 +52,13 @@ async def test_a_waiter_is_linked_to_who_released(
             await until_waiting(lock, 1)
     await waiting
     spans = exporter.get_finished_spans()
-    assert sorted(span.name for span in spans) == ["first", "redlease.hold", "redlease.hold", "redlease.wait", "second"]
+    assert sorted(span.name for span in spans) == [
+        "first",
+        "redlease.hold",
+        "redlease.hold",
+        "redlease.wait",
+        "second",
+    ]
     own, wait_span, second = (named(exporter)[name] for name in ("first", "redlease.wait", "second"))
     hold = next(span for span in spans if (span.attributes or {}).get("redlease.fence") == first.fence)
     assert hold.parent is not None

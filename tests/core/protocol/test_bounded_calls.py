@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease.protocol.replies import Status
-from redlease.protocol.snapshots import Reading
+from redlease._core.protocol.replies import Status
+from redlease._core.protocol.snapshots import Reading
 
 from crowd import GONE_MS, IDLE_MS, LEASE_MS, Crowd
 

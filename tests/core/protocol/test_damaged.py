@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redlease import DamagedEntry, Redlease, RedleaseError
-from redlease.primitives.overview import Overview
-from redlease.protocol.encoding import Resource
-from redlease.protocol.snapshots import Reading
+from redlease._core.primitives.overview import Overview
+from redlease._core.protocol.encoding import Resource
+from redlease._core.protocol.snapshots import Reading
 
 from helpers import cancel, queue_up, until_waiting
 
@@ -167,7 +167,7 @@ async def test_a_resource_without_state_is_listed(client: Redlease, raw: redis.a
     for _ in range(2):
         await pool.acquire()
     await raw.delete(keys.keys[0])
-    (listed,) = await Overview(client.tickets).look()
+    (listed,) = await Overview(client._operations).look()
     assert (listed.resource, listed.in_use, listed.error) == ("gpu", 2, None)
     assert len((await pool.inspect()).damaged) == 2
     assert await pool.release_all() == 2
@@ -186,7 +186,7 @@ async def test_a_key_of_a_wrong_type_is_an_error_of_its_resource_alone(
     await cancel(*waiting, asyncio.create_task(lock.release(held)))
     await raw.delete(keys.keys[part])
     await raw.set(keys.keys[part], "something else")
-    listed = {each.resource: each.error for each in await Overview(client.tickets).look()}
+    listed = {each.resource: each.error for each in await Overview(client._operations).look()}
     assert listed.keys() == {"gpu", "other"}
     assert listed["other"] is None
     with suppress(RedleaseError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redlease.protocol.replies import Status
+from redlease._core.protocol.replies import Status
 
 from crowd import GONE_MS, Crowd
 

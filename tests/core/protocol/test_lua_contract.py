@@ -14,14 +14,15 @@ import pytest
 from lupa import lua51
 
 import redlease
+from redlease._core.primitives import checkpoints
+from redlease._core.protocol import scripts
+from redlease._core.protocol.replies import Granted, HeartbeatReply, Queued, Status
 from redlease.guards import redis as guards
-from redlease.primitives import checkpoints
-from redlease.protocol import scripts
-from redlease.protocol.replies import Granted, HeartbeatReply, Queued, Status
-from redlease_temporal.backends.redis import registry
+from redlease_temporal._backends.redis import registry
 
 FILES = {
-    path.name.removesuffix(".lua"): path.read_text() for path in Path(redlease.__file__).parent.glob("lua/**/*.lua")
+    path.name.removesuffix(".lua"): path.read_text()
+    for path in Path(redlease.__file__).parent.glob("_core/lua/**/*.lua")
 }
 OPERATIONS = {script.name: script for script in (*scripts.SCRIPTS, scripts.ACQUIRE_FOR_KEY, scripts.PROBE)}
 PARTS = FILES.keys() - OPERATIONS.keys()  # put before or into the operations
@@ -29,7 +30,7 @@ PARTS = FILES.keys() - OPERATIONS.keys()  # put before or into the operations
 # The adapter's have a prelude of their own, in each of them, and other keys.
 ADAPTER_FILES = {
     path.name.removesuffix(".lua"): path.read_text()
-    for path in resources.files("redlease_temporal.backends.redis").joinpath("lua").iterdir()
+    for path in resources.files("redlease_temporal._backends.redis").joinpath("lua").iterdir()
 }
 ADAPTER_OPERATIONS = {script.name: script for script in registry.SCRIPTS}
 ADAPTER_KEYS = ("records", "owners", "relays")
@@ -37,7 +38,7 @@ ADAPTER_KEYS = ("records", "owners", "relays")
 # Those of the primitives have the same prelude and parts, and further keys.
 PRIMITIVE_FILES = {
     path.name.removesuffix(".lua"): path.read_text()
-    for path in resources.files("redlease.primitives").joinpath("lua").iterdir()
+    for path in resources.files("redlease._core.primitives").joinpath("lua").iterdir()
 }
 PRIMITIVE_OPERATIONS = {script.name: script for script in checkpoints.SCRIPTS}
 PRIMITIVE_KEYS = {script.name: "checkpoints" for script in checkpoints.SCRIPTS}
@@ -132,7 +133,7 @@ def test_replies_are_those_of_the_head(name: str) -> None:
     """Every status that an operation returns is in its head, and the other way round."""
     names = "|".join(status.name for status in Status)
     told = set(re.findall(rf"\{{tag, ({names})\b", section(name, "Reply")))
-    text = FILES[name].replace("--#include room\n", scripts.read_lua("redlease", "parts/room"))
+    text = FILES[name].replace("--#include room\n", scripts.read_lua("redlease._core", "parts/room"))
     returned = set(re.findall(rf"\{{tag, ({names})\b", strip_comments(text)))
     assert told == returned
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from redlease import LeaseLost, Redlease, Withdrawn
-from redlease.protocol.replies import Status
+from redlease._core.protocol.replies import Status
 from redlease.testing import Model
 
 from helpers import cancel, eventually

@@ -15,7 +15,7 @@ import redis
 from stopped_scripts import History, RealStopping, stopping
 
 import redlease
-from redlease.protocol import scripts
+from redlease._core.protocol import scripts
 
 from random_calls import RandomCalls
 from set_clock import RealEngine, SetClock
@@ -48,7 +48,7 @@ RARE = {
 
 def planted(patch: Path, directory: Path) -> dict[str, scripts.Script]:
     """Return the scripts with a bug."""
-    shutil.copytree(Path(redlease.__file__).parent / "lua", directory / "lua")
+    shutil.copytree(Path(redlease.__file__).parent / "_core" / "lua", directory / "lua")
     subprocess.run(["git", "apply", str(patch)], cwd=directory, check=True)
     with mock.patch.object(scripts, "read_lua", lambda _, name: (directory / "lua" / f"{name}.lua").read_text()):
         return {each.name: scripts.operation(each.name, " ".join(each.args[1:])) for each in scripts.SCRIPTS}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redlease.protocol.encoding import Resource
-from redlease.protocol.replies import Status
+from redlease._core.protocol.encoding import Resource
+from redlease._core.protocol.replies import Status
 from redlease.testing.simulation.publishing import PublishingModel
 
 import vectors

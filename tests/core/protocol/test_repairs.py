@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease.protocol.replies import Status
+from redlease._core.protocol.replies import Status
 
 from crowd import IDLE_MS, Crowd
 from set_clock import KEYS

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from redlease.protocol.replies import Status
+from redlease._core.protocol.replies import Status
 from redlease.testing import Model
 
 from against_model import LABEL

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from redlease.protocol import scripts
-from redlease.protocol.encoding import Resource
-from redlease.protocol.replies import Status
+from redlease._core.protocol import scripts
+from redlease._core.protocol.encoding import Resource
+from redlease._core.protocol.replies import Status
 
 from servers import find_binary
 
 if TYPE_CHECKING:
-    from redlease.protocol.scripts import Script
+    from redlease._core.protocol.scripts import Script
 
     from servers import Server
 

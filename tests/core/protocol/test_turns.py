@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from redlease.protocol import scripts
-from redlease.protocol.encoding import Resource
+from redlease._core.protocol import scripts
+from redlease._core.protocol.encoding import Resource
 
 from crowd import Crowd
 from set_clock import KEYS
@@ -48,16 +48,16 @@ class Pool:
 
     def holders(self) -> list[str]:
         """Return the keys that hold, one for each unit."""
-        return [ticket.decode().split(" ")[0] for ticket in self._tickets()]
+        return [ticket.decode().split(" ")[0] for ticket in self._operations()]
 
-    def _tickets(self) -> list[bytes]:
+    def _operations(self) -> list[bytes]:
         found: Any = self.client.zrange(self.keys[1], 0, -1)
         return list(found)
 
     def release(self) -> list[str]:
         """End a round, and return who holds in the next one."""
         with self.client.pipeline(transaction=False) as pipeline:
-            for ticket in self._tickets():
+            for ticket in self._operations():
                 pipeline.evalsha(scripts.RELEASE.sha, 4, *self.keys, 0, ticket, "", "", 0, 0, AGES_MS)
             pipeline.execute()
         return self.holders()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from redlease.protocol import scripts
+from redlease._core.protocol import scripts
 
 import vectors
 from vectors import Scenario

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redlease import NotReplicated, RedleaseError, limits
-from redlease.protocol import arguments, encoding, replies, scripts
-from redlease.protocol.arguments import AcquireRequest, Terms
-from redlease.protocol.encoding import Resource
-from redlease.protocol.error_replies import ErrorReply
-from redlease.protocol.replies import Message, ServerInfo
-from redlease.protocol.snapshots import Reading, read_record
+from redlease import NotReplicated, RedleaseError
+from redlease._core import limits
+from redlease._core.protocol import arguments, encoding, replies, scripts
+from redlease._core.protocol.arguments import AcquireRequest, Terms
+from redlease._core.protocol.encoding import Resource
+from redlease._core.protocol.error_replies import ErrorReply
+from redlease._core.protocol.replies import Message, ServerInfo
+from redlease._core.protocol.snapshots import Reading, read_record
 
 from proxy import Framer
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease.protocol.encoding import Resource
-from redlease.transport.driver import SocketDriver
+from redlease._core.protocol.encoding import Resource
+from redlease._core.transport.driver import SocketDriver
 
 from clusters import told
 from helpers import eventually, queue_up, until_waiting

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redlease import LeaseLost, Permit, RedleaseError
-from redlease.hold import lease_of
-from redlease.options import AcquireSpec
-from redlease.primitives.semaphore import Lock
-from redlease.protocol.arguments import Terms
-from redlease.protocol.encoding import Resource
-from redlease.protocol.replies import Message, Status
-from redlease.protocol.scripts import SCRIPTS, Script
-from redlease.session.leases import LeaseManager
-from redlease.session.queueing import Session
-from redlease.tickets import Tickets
-from redlease.transport.base import Departs, OnReply, Transport
+from redlease._core.hold import lease_of
+from redlease._core.operations import Operations
+from redlease._core.options import AcquireSpec
+from redlease._core.primitives.semaphore import Lock
+from redlease._core.protocol.arguments import Terms
+from redlease._core.protocol.encoding import Resource
+from redlease._core.protocol.replies import Message, Status
+from redlease._core.protocol.scripts import SCRIPTS, Script
+from redlease._core.session.leases import LeaseManager
+from redlease._core.session.queueing import Session
+from redlease._core.transport.base import Departs, OnReply, Transport
 
 from helpers import eventually
 
@@ -115,7 +115,7 @@ def session(wires: Wire) -> Session:
 @pytest.fixture
 def lock(session: Session) -> Lock:
     """A lock of that client."""
-    return Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS))
+    return Lock(Operations(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS))
 
 
 async def entered(lock: Lock, wires: Wire) -> Any:
@@ -138,7 +138,7 @@ async def test_a_grant_that_is_over_before_its_task_goes_on(
     session: Session, wires: Wire, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The loop stands still between the reply and the turn of the task: what lapsed meanwhile is asked for again."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
+    lock = Lock(Operations(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
     ways: dict[str, Callable[[], Any]] = {
         "hold": lock.hold,
         "block": lambda: lock.hold().__aenter__(),
@@ -159,7 +159,7 @@ async def test_a_grant_that_is_over_before_its_task_goes_on(
 async def test_a_grant_out_of_the_queue_that_is_over_before_its_task_goes_on(session: Session, wires: Wire) -> None:
     """The same of a grant that a message told of, which lasts as long as the place in the queue would have."""
     terms = TERMS._replace(waiter_lease_ms=100)
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(terms))
+    lock = Lock(Operations(session, "p"), Resource("p", "r"), AcquireSpec.default(terms))
     holding = asyncio.ensure_future(lock.hold())
     (await wires.next("acquire"))(QUEUED)
     (request,) = session.pending
@@ -173,7 +173,7 @@ async def test_a_grant_out_of_the_queue_that_is_over_before_its_task_goes_on(ses
 
 async def test_a_late_message_of_a_grant_gives_no_longer_lease(session: Session, wires: Wire) -> None:
     """A grant lasts no longer than its message says, though its client has extended the place in the queue since."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS))
+    lock = Lock(Operations(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS))
     holding = asyncio.ensure_future(lock.hold())
     (await wires.next("acquire"))(QUEUED)
     (request,) = session.pending
@@ -186,7 +186,7 @@ async def test_a_late_message_of_a_grant_gives_no_longer_lease(session: Session,
 
 async def test_a_late_message_of_a_grant_that_is_over(session: Session, wires: Wire) -> None:
     """A grant whose message comes after its end is none: the request is sent again."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS))
+    lock = Lock(Operations(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS))
     holding = asyncio.ensure_future(lock.hold())
     (await wires.next("acquire"))(QUEUED)
     (request,) = session.pending
@@ -197,7 +197,7 @@ async def test_a_late_message_of_a_grant_that_is_over(session: Session, wires: W
 
 async def test_a_grant_that_is_over_leaves_by_its_timeout(session: Session, wires: Wire) -> None:
     """The time that the caller gave goes on meanwhile, and what the second copy may get is given back."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
+    lock = Lock(Operations(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
     asking = asyncio.ensure_future(lock.acquire(timeout=0.15))
     (await wires.next("acquire"))(GRANTED)
     time.sleep(0.12)
@@ -209,7 +209,7 @@ async def test_a_grant_that_is_over_leaves_by_its_timeout(session: Session, wire
 
 async def test_a_client_that_closed_asks_for_nothing_again(session: Session, wires: Wire) -> None:
     """A grant that is over when its client is closed is given back."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
+    lock = Lock(Operations(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
     asking = asyncio.ensure_future(lock.acquire())
     (await wires.next("acquire"))(GRANTED)
     time.sleep(0.12)
@@ -221,7 +221,7 @@ async def test_a_client_that_closed_asks_for_nothing_again(session: Session, wir
 
 async def test_an_adoption_that_is_over_before_its_task_goes_on(session: Session, wires: Wire) -> None:
     """The same of a permit that is taken over, by the same request, which finds what the first copy got."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
+    lock = Lock(Operations(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
     adopting = asyncio.ensure_future(lock.adopt(Permit("r", "t", 7, 1, 1, 30_000, 0, 30_000, "o", {})))
     on_reply = await wires.next("adopt")
     (request,) = session.listeners
@@ -255,7 +255,7 @@ async def test_a_renewal_is_sent_again(lock: Lock, session: Session, wires: Wire
 
 async def test_a_renewal_that_is_answered_too_late(session: Session, wires: Wire) -> None:
     """What was seen to be lost stays lost, though the reply to a renewal waited all along; the permit is given back."""
-    lock = Lock(Tickets(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
+    lock = Lock(Operations(session, "p"), Resource("p", "r"), AcquireSpec.default(TERMS._replace(lease_ms=100)))
     hold = await entered(lock, wires)
     session.manager.schedule.at(-math.inf, lease_of(hold))
     on_reply = await wires.next("renew")

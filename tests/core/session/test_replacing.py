@@ -61,10 +61,10 @@ async def test_a_request_that_lost_its_place_replaces_nobody(
     permit = await lock.acquire(key="a")
     (stalled,) = await queue_up(other.lock("r", waiter_lease=60), 1, key="a", when_full=HOLDER, grace=60)
     # As if the process had stood still.
-    servers["valkey9"].cli("ZADD", f"{prefix}:{{r}}:waiters", 1, other.session.name)
+    servers["valkey9"].cli("ZADD", f"{prefix}:{{r}}:waiters", 1, other._session.name)
     await lock.release(permit)
     newer = await lock.acquire(key="a")
-    other.session.on_ready()  # it goes on, and asks the server
+    other._session.on_ready()  # it goes on, and asks the server
     await until_waiting(lock, 1)
     await other.lock("r").locked()
     await other.lock("r").locked()
@@ -85,7 +85,7 @@ async def test_a_search_for_dead_waiters_is_over_once_queued(servers: Servers, m
     await pool.locked()
     await hold.release()
     assert await asyncio.wait_for(waiting.future, 5)
-    client.session.leave(waiting)
+    client._session.leave(waiting)
     await pool.release("first")
 
 

@@ -12,7 +12,7 @@ from redlease import Redlease
 from helpers import until_waiting
 
 if TYPE_CHECKING:
-    from redlease.session.queueing import PendingAcquire
+    from redlease._core.session.queueing import PendingAcquire
 
 
 async def queued(waiting: PendingAcquire) -> int:
@@ -29,7 +29,7 @@ async def test_it_stands_before_those_who_came_after_it(client: Redlease) -> Non
     sequence = await queued(first := ask(client, pool, "first"))
     later = ask(client, pool, "later")
     await until_waiting(pool, 2)
-    client.session.leave(first)
+    client._session.leave(first)
     await pool.release("first")
     again = ask(client, pool, "first", sequence)
     assert await queued(again) == sequence
@@ -39,7 +39,7 @@ async def test_it_stands_before_those_who_came_after_it(client: Redlease) -> Non
     await hold.release()
     for waiting in (again, later, newcomer):
         assert await asyncio.wait_for(waiting.future, 15)
-        client.session.leave(waiting)
+        client._session.leave(waiting)
         await pool.release(waiting.request.ticket)
 
 
@@ -50,15 +50,15 @@ async def test_it_is_granted_at_once_where_it_would_have_been(client: Redlease) 
     sequence = await queued(first := ask(client, pool, "first", weight=2, capacity=2))
     heavy = ask(client, pool, "heavy", weight=2, capacity=2)
     await until_waiting(pool, 2)
-    client.session.leave(first)
+    client._session.leave(first)
     await pool.release("first")
     again = ask(client, pool, "first", sequence, weight=1, capacity=2)
     assert await asyncio.wait_for(again.future, 15)
-    client.session.leave(again)
+    client._session.leave(again)
     await pool.release("first")
     await hold.release()
     assert await asyncio.wait_for(heavy.future, 15)
-    client.session.leave(heavy)
+    client._session.leave(heavy)
     await pool.release("heavy")
 
 
@@ -67,7 +67,7 @@ async def test_the_bound_on_waiters_does_not_keep_it_out(client: Redlease) -> No
     pool = client.lock("r", max_waiters=1)
     hold = await pool.hold()
     sequence = await queued(first := ask(client, pool, "first", most=1))
-    client.session.leave(first)
+    client._session.leave(first)
     await pool.release("first")
     other = ask(client, pool, "other", most=1)
     await until_waiting(pool, 1)
@@ -76,5 +76,5 @@ async def test_the_bound_on_waiters_does_not_keep_it_out(client: Redlease) -> No
     await hold.release()
     for waiting in (again, other):
         assert await asyncio.wait_for(waiting.future, 15)
-        client.session.leave(waiting)
+        client._session.leave(waiting)
         await pool.release(waiting.request.ticket)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from redlease import clock
-from redlease.session.schedule import Schedule
+from redlease._core import clock
+from redlease._core.session.schedule import Schedule
 
 from helpers import eventually
 
@@ -33,7 +33,7 @@ class Client:
 
 async def test_a_timer_that_is_not_late_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client looks at all its leases after a stall alone, and not in every turn."""
-    monkeypatch.setattr("redlease.session.schedule.LATE_MS", 1e6)  # however busy the machine is
+    monkeypatch.setattr("redlease._core.session.schedule.LATE_MS", 1e6)  # however busy the machine is
     client = Client()
     schedule = Schedule(client)
     for _ in range(3):
@@ -89,7 +89,7 @@ async def test_a_stop_while_a_timer_runs_delays_nothing(monkeypatch: pytest.Monk
     schedule.close()
 
 
-@pytest.mark.parametrize("fails", ["redlease.clock.now_ms", "heapq.heappush", "asyncio.get_running_loop"])
+@pytest.mark.parametrize("fails", ["redlease._core.clock.now_ms", "heapq.heappush", "asyncio.get_running_loop"])
 async def test_a_mistake_while_an_item_is_scheduled(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     """Another item of that moment runs then, and the first as soon as it is scheduled again."""
     first, second = Client(), Client()

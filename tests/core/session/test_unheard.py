@@ -147,7 +147,7 @@ async def test_a_task_that_waits_for_itself(
     client: Redlease, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, by_block: bool
 ) -> None:
     """After a while one warning names the resource, the task and both tickets; those who wait for others are not."""
-    monkeypatch.setattr("redlease.session.self_deadlocks.CHECK_MS", 30.0)
+    monkeypatch.setattr("redlease._core.session.self_deadlocks.CHECK_MS", 30.0)
     lock, pool = client.lock("r"), client.semaphore("pool", 2)
 
     async def asks_twice() -> None:
@@ -175,7 +175,7 @@ async def test_a_semaphore_that_its_own_task_has_filled(
     client: Redlease, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All permits of the task count together, by their weights; one that others may make room for is not warned of."""
-    monkeypatch.setattr("redlease.session.self_deadlocks.CHECK_MS", 30.0)
+    monkeypatch.setattr("redlease._core.session.self_deadlocks.CHECK_MS", 30.0)
     pool = client.semaphore("r", 3)
     others = await asyncio.create_task(pool_hold(pool))
     async with pool.hold(weight=1, ticket="one"), pool.hold(weight=1, ticket="two"):

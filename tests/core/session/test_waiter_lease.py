@@ -45,7 +45,7 @@ async def test_requests_of_one_moment_end_in_one_place(client: Redlease, raw: re
     pool = client.lock("r")
     hold = await pool.hold()
     first = ask(client, pool, "first")
-    client.session.name = client.session.new_name()  # as when another resource's place has lapsed
+    client._session.name = client._session.new_name()  # as when another resource's place has lapsed
     second = ask(client, pool, "second")
     await until_waiting(pool, 2)
 
@@ -54,13 +54,13 @@ async def test_requests_of_one_moment_end_in_one_place(client: Redlease, raw: re
         return {str(record.decode() if isinstance(record, bytes) else record).split(" ")[4] for record in records}
 
     async def is_one() -> bool:
-        return await places() == {client.session.name}
+        return await places() == {client._session.name}
 
     await eventually(is_one)
     await hold.release()
     for waiting in (first, second):
         assert await asyncio.wait_for(waiting.future, 5)
-        client.session.leave(waiting)
+        client._session.leave(waiting)
         await pool.release(waiting.request.ticket)
 
 
@@ -70,12 +70,12 @@ async def test_a_place_that_the_server_alone_knows_is_not_used_again(
     """A place that has lapsed on the server before this client heard of it: its next request waits in another one."""
     pool = client.lock("r")
     hold = await pool.hold()
-    lapsed = client.session.name
+    lapsed = client._session.name
     await raw.zadd(f"{prefix}:{{r}}:waiters", {lapsed: 1})
     waiting = ask(client, pool, "first")
     await until_waiting(pool, 1)
-    assert client.session.name != lapsed
+    assert client._session.name != lapsed
     await hold.release()
     assert await asyncio.wait_for(waiting.future, 5)
-    client.session.leave(waiting)
+    client._session.leave(waiting)
     await pool.release("first")

@@ -122,9 +122,9 @@ async def test_a_repeated_request_declares_nothing_anew(server: Any, clients: Cl
     (waiting,) = await queue_up(pool, 1, key="a")
     await other.pause()
     assert await other.try_acquire(key="b") is None
-    (request,) = waits.session.pending
+    (request,) = waits._session.pending
     async with redis.asyncio.Redis.from_url(server.url) as raw:
-        await raw.publish(waits.session.connection.channel, f"x {request}")  # it repeats the request to see what is so
+        await raw.publish(waits._session.connection.channel, f"x {request}")  # it repeats the request to see what is so
     await waits.lock("another").locked()  # its reply comes behind the message
     await pool.inspect()  # and this one behind that of the request
     await other.unpause()

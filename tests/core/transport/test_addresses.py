@@ -8,12 +8,12 @@ import pytest
 from redis.asyncio import ConnectionPool, RedisCluster, SSLConnection
 from redis.asyncio.sentinel import SentinelConnectionPool
 
-from redlease.protocol import encoding
-from redlease.protocol.encoding import Resource
-from redlease.protocol.replies import ServerInfo
-from redlease.transport.addresses import Address, GivenServers, NamedServers, read_address
-from redlease.transport.topology import SLOTS, changed_slots, read_moved, read_slots
-from redlease.transport.urls import read_url
+from redlease._core.protocol import encoding
+from redlease._core.protocol.encoding import Resource
+from redlease._core.protocol.replies import ServerInfo
+from redlease._core.transport.addresses import Address, GivenServers, NamedServers, read_address
+from redlease._core.transport.topology import SLOTS, changed_slots, read_moved, read_slots
+from redlease._core.transport.urls import read_url
 
 HERE = Address("127.0.0.1", 7000)
 

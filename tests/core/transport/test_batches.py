@@ -36,14 +36,14 @@ async def test_dead_waiters_behind_a_thousand_live_ones(client: Redlease, make_c
     """With 1,050 alive and 60 dead behind them, a queue of at most 1,100 takes one more, and is full with live ones."""
     dead = await make_client()
     held = await client.lock("r").acquire()
-    session = client.session
+    session = client._session
     alive = [asyncio.ensure_future(client.lock("r", waiter_lease=60).acquire()) for _ in range(1050)]
     await eventually(
         lambda: len(session.pending) == 1050 and all(each.sequence for each in session.pending.values()), 30
     )
     dying = [asyncio.ensure_future(dead.lock("r", waiter_lease=0.5).acquire()) for _ in range(60)]
     await eventually(
-        lambda: len(dead.session.pending) == 60 and all(each.sequence for each in dead.session.pending.values())
+        lambda: len(dead._session.pending) == 60 and all(each.sequence for each in dead._session.pending.values())
     )
     await dead.abandon()
     await asyncio.sleep(0.7)

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from redlease import Redlease
-from redlease.transport import cluster, connection
-from redlease.transport.driver import ClientDriver
+from redlease._core.transport import cluster, connection
+from redlease._core.transport.driver import ClientDriver
 
 
 @pytest.mark.parametrize("kind", ["redis", "redis+cluster"])

@@ -12,9 +12,9 @@ import redis.asyncio
 from redis.crc import key_slot
 
 from redlease import Redlease, RedleaseError, Unavailable
-from redlease.cli.app import app
-from redlease.primitives.overview import Overview
-from redlease.protocol import rights
+from redlease._cli.app import app
+from redlease._core.primitives.overview import Overview
+from redlease._core.protocol import rights
 
 from clusters import SLOTS, Cluster, raw_reply, told, until
 from helpers import eventually, queue_up, until_waiting
@@ -237,7 +237,7 @@ async def test_channels_of_names_used_once_are_left_again(
     cluster: Cluster, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that takes ever new names listens to a bounded number of them, and still to those that it keeps."""
-    monkeypatch.setattr("redlease.transport.node.CHANNELS_MIN", 20)
+    monkeypatch.setattr("redlease._core.transport.node.CHANNELS_MIN", 20)
     one, two = [await make_client(url=cluster.url) for _ in range(2)]
     hold = await one.lock("kept", lease=60).hold(on_lost="signal")
     for number in range(300):
@@ -580,7 +580,7 @@ async def test_passwords_and_rights(cluster: Cluster, make_client: MakeClient, p
     permit = await task
     reader = await make_client(url=f"redis+cluster://reader:pass@{hosts}")
     assert (await reader.lock("r").inspect()).holders == (permit,)
-    assert [each.resource for each in await Overview(reader.tickets).look()] == ["r"]
+    assert [each.resource for each in await Overview(reader._operations).look()] == ["r"]
     assert await client.lock("r").release(permit)
     with pytest.raises(RedleaseError, match="refused the user name or password"):
         await Redlease.from_url(f"redis+cluster://good:wrong@{hosts}", prefix=prefix).__aenter__()

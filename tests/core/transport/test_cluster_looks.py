@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.crc import key_slot
 
-from redlease.hold import lease_of
+from redlease._core.hold import lease_of
 
 from clusters import Cluster, raw_reply, told, until
 from helpers import eventually
@@ -18,7 +18,7 @@ from servers import REAL_ENGINES, available_engines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from redlease.transport.addresses import Address
+    from redlease._core.transport.addresses import Address
 
     from conftest import MakeClient
     from servers import Server
@@ -44,7 +44,7 @@ async def test_a_node_that_has_left_the_cluster_is_not_believed(
     def seed_first(addresses: list[Address]) -> None:
         addresses.sort(key=lambda address: address.port != seed.port)
 
-    monkeypatch.setattr("redlease.transport.cluster.random.shuffle", seed_first)
+    monkeypatch.setattr("redlease._core.transport.cluster.random.shuffle", seed_first)
     client = await make_client(url=f"redis+cluster://127.0.0.1:{seed.port}")
     holds = [await client.lock(f"r{number}", lease=3).hold(on_lost="signal") for number in range(12)]
     seed.cli("CLUSTER", "RESET")
@@ -61,7 +61,7 @@ async def test_a_name_that_is_left_and_used_again_at_once(
     cluster: Cluster, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The answer to leaving a channel is known for what it is, though the client listens to it again meanwhile."""
-    monkeypatch.setattr("redlease.transport.node.CHANNELS_MIN", 5)
+    monkeypatch.setattr("redlease._core.transport.node.CHANNELS_MIN", 5)
     client = await make_client(url=cluster.url)
 
     async def use(number: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio
 
 from redlease import Redlease, RedleaseError
-from redlease.transport.connection import Connection
+from redlease._core.transport.connection import Connection
 
 from helpers import cancel, eventually, queue_up, until_waiting
 from proxy import Fault
@@ -298,7 +298,7 @@ async def test_what_was_told_while_nobody_listened(servers: Servers, real_engine
     holder, other = [await make_client(url=servers.url(real_engine)) for _ in range(2)]
     for _ in range(5):
         hold = await holder.lock("r", lease=600).hold(ticket="T")
-        connection = holder.session.connection
+        connection = holder._session.connection
         assert isinstance(connection, Connection)
         connection._abort("the test has cut it")
         assert await other.lock("r").release("T")

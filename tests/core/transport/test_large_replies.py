@@ -66,7 +66,7 @@ async def test_pages_make_the_same_snapshot(
     tasks = [(await queue_up(pool, 1, ticket=f"w{number}"))[0] for number in range(9)]
     whole = await pool.inspect()
     for page_bytes in (1, 300, 1000):
-        monkeypatch.setattr("redlease.protocol.snapshots.PAGE_BYTES", page_bytes)
+        monkeypatch.setattr("redlease._core.protocol.snapshots.PAGE_BYTES", page_bytes)
         read = await pool.inspect()
         assert replace(read, server_time_ms=whole.server_time_ms) == whole
         for limit in (1, 4, 20):
@@ -79,7 +79,7 @@ async def test_pages_make_the_same_snapshot(
 
 async def test_who_moves_between_pages_is_listed_once(client: Redlease, monkeypatch: pytest.MonkeyPatch) -> None:
     """Renewals move holders, and releases make waiters holders, while pages are read; nobody stands there twice."""
-    monkeypatch.setattr("redlease.protocol.snapshots.PAGE_BYTES", 1)
+    monkeypatch.setattr("redlease._core.protocol.snapshots.PAGE_BYTES", 1)
     pool = client.semaphore("r", capacity=8, lease=60)
     permits = [await pool.acquire(ticket=f"h{number}") for number in range(8)]
     tasks = await queue_up(pool, 8)

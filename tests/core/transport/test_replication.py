@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ConnectionError as Unreached
 
 from redlease import Durability, NotReplicated, RedleaseError, Unavailable
-from redlease.transport.replication import Demand, ReplicatedWrites
+from redlease._core.transport.replication import Demand, ReplicatedWrites
 
 from clusters import until
 from helpers import cancel, eventually
@@ -131,7 +131,7 @@ async def test_many_grants_share_a_wait(primary: Server, replica: Server, make_c
 
 async def granted(client: Redlease, count: int) -> bool:
     """Tell whether so many requests of a client have their grants."""
-    return sum(each.future.done() for each in client.session.pending.values()) == count
+    return sum(each.future.done() for each in client._session.pending.values()) == count
 
 
 async def test_a_longer_wait_holds_up_no_shorter_one(primary: Server, replica: Server, make_client: MakeClient) -> None:

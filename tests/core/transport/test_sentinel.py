@@ -11,8 +11,8 @@ import redis.asyncio
 from redis.asyncio.sentinel import Sentinel
 
 from redlease import Redlease, RedleaseError, Unavailable
-from redlease.transport.sentinel import Sentinels
-from redlease.transport.urls import read_url
+from redlease._core.transport.sentinel import Sentinels
+from redlease._core.transport.urls import read_url
 
 from clusters import Watched, raw_reply, told, until
 from helpers import eventually, until_waiting

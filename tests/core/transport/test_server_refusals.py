@@ -17,7 +17,7 @@ import redis.asyncio
 
 import redlease
 from redlease import LeaseLost, NotReplicated, Redlease, RedleaseError
-from redlease.hold import lease_of
+from redlease._core.hold import lease_of
 
 from helpers import cancel, eventually, keys_of, left_over, queue_up, until_waiting
 from ports import free_port
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from conftest import MakeClient, OwnServer, Servers
     from servers import Server
 
-LUA = {file.name: file.read_text() for file in Path(redlease.__file__).parent.glob("lua/**/*.lua")}
+LUA = {file.name: file.read_text() for file in Path(redlease.__file__).parent.glob("_core/lua/**/*.lua")}
 # SPUBLISH is for clusters, and tests/core/transport/test_cluster.py takes it away there.
 HISTORY = {"xadd", "xrevrange"}  # which only a history needs
 COMMANDS = sorted(

@@ -8,9 +8,9 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from redlease.protocol import scripts
-from redlease.protocol.encoding import Resource
-from redlease.protocol.replies import Status
+from redlease._core.protocol import scripts
+from redlease._core.protocol.encoding import Resource
+from redlease._core.protocol.replies import Status
 
 from clusters import Cluster
 from servers import REAL_ENGINES, available_engines

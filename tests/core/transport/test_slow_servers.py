@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redlease import Redlease
-from redlease.transport.base import GrowingTimeout
-from redlease.transport.cluster import ASK_S
-from redlease.transport.topology import query_node
+from redlease._core.transport.base import GrowingTimeout
+from redlease._core.transport.cluster import ASK_S
+from redlease._core.transport.topology import query_node
 
 from clusters import Cluster, Watched
 
 if TYPE_CHECKING:
-    from redlease.transport.addresses import Address, Servers
-    from redlease.transport.topology import Topology
+    from redlease._core.transport.addresses import Address, Servers
+    from redlease._core.transport.topology import Topology
 
 LATE_S = 0.4
 
@@ -73,7 +73,7 @@ async def test_nodes_of_a_cluster_that_are_all_slow(prefix: str, monkeypatch: py
         await asyncio.sleep(1.5 * ASK_S[0])
         return await query_node(servers, address)
 
-    monkeypatch.setattr("redlease.transport.cluster.query_node", slowly)
+    monkeypatch.setattr("redlease._core.transport.cluster.query_node", slowly)
     with Cluster("valkey9") as cluster:
         async with Redlease.from_url(cluster.url, prefix=prefix, call_timeout=60) as client:
             assert await client.lock("r").try_acquire()
@@ -88,7 +88,7 @@ async def test_each_late_attempt_doubles_the_time_limit_of_the_next(monkeypatch:
         limits.append(limit_s)
         return timeout(0 if len(limits) <= 3 else None)
 
-    monkeypatch.setattr("redlease.transport.base.asyncio.timeout", noted)
+    monkeypatch.setattr("redlease._core.transport.base.asyncio.timeout", noted)
     patience = GrowingTimeout(3.0)
     for _ in range(3):
         with pytest.raises(TimeoutError):

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.asyncio import ConnectionPool
 
-from redlease import AcquireTimeout, Redlease, clock
-from redlease.hold import lease_of
-from redlease.protocol import scripts
-from redlease.protocol.encoding import Resource
-from redlease.transport.addresses import Address
-from redlease.transport.connection import Connection
-from redlease.transport.driver import SocketDriver
-from redlease.transport.node import ImportingNode, Node
-from redlease.transport.window import LOOKS_EVERY, UNITS_FIRST, UNITS_OF_LOOK, Window
+from redlease import AcquireTimeout, Redlease
+from redlease._core import clock
+from redlease._core.hold import lease_of
+from redlease._core.protocol import scripts
+from redlease._core.protocol.encoding import Resource
+from redlease._core.transport.addresses import Address
+from redlease._core.transport.connection import Connection
+from redlease._core.transport.driver import SocketDriver
+from redlease._core.transport.node import ImportingNode, Node
+from redlease._core.transport.window import LOOKS_EVERY, UNITS_FIRST, UNITS_OF_LOOK, Window
 
 from clusters import Cluster
 from helpers import eventually
@@ -26,7 +27,7 @@ from helpers import eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from redlease.protocol.scripts import Script
+    from redlease._core.protocol.scripts import Script
 
     from conftest import MakeClient, OwnServer
     from servers import Server
@@ -268,7 +269,7 @@ async def test_looks_go_one_at_a_time() -> None:
 def measured(window: Window, took_ms: Callable[[int], float], times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the sizes after so many measurements, of answers that take so long for so many units."""
     now_s, sizes = 0.0, []
-    monkeypatch.setattr("redlease.transport.window.monotonic", lambda: now_s)
+    monkeypatch.setattr("redlease._core.transport.window.monotonic", lambda: now_s)
     for _ in range(times):
         unanswered = window.size
         window.begin(unanswered)
