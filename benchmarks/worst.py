@@ -149,7 +149,7 @@ def keyed(bench: Bench) -> None:
     bench.measure("acquire, refused at max_waiters_per_key", refused)
     words = {
         "pause": ("pause", "", 0, ""),
-        "hold_back": ("back", key, 0, 60_000),
+        "back_off": ("back", key, 0, 60_000),
         "limit of a key": ("limit", key, 3, ""),
     }
     for kind, (word, of, units, until) in words.items():

@@ -168,7 +168,7 @@ class OfRedlease(Library):
             try:
                 if draw.random() < 0.5:
                     permit = await pool.renew(permit)
-                elif not await pool.check(permit):
+                elif not await pool.is_held(permit):
                     return
             except LeaseLost:
                 return

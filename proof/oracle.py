@@ -65,11 +65,11 @@ async def operate(client: Redlease, draw: random.Random) -> str:
     one, brief, key = draw.choice((pool, keyed)), draw.uniform(0.05, 1), draw.choice(KEYS)
     orders: dict[str, Callable[[], Awaitable[object]]] = {
         "pause": lambda: client.lock(draw.choice(list(CAPACITIES))).pause(until=brief),
-        "unpause": lambda: client.lock(draw.choice(list(CAPACITIES))).unpause(),
-        "limit": lambda: one.limit(draw.randint(0, 2), until=brief),
-        "limit of a key": lambda: keyed.limit(draw.randint(0, 1), key=key, until=brief),
-        "limit of each key": lambda: keyed.limit(per_key=draw.randint(0, 1), until=brief),
-        "unlimit": lambda: one.unlimit(key=draw.choice((None, key)) if one is keyed else None),
+        "unpause": lambda: client.lock(draw.choice(list(CAPACITIES))).resume(),
+        "limit": lambda: one.set_limit(draw.randint(0, 2), until=brief),
+        "limit of a key": lambda: keyed.set_limit(draw.randint(0, 1), key=key, until=brief),
+        "limit of each key": lambda: keyed.set_limit(per_key=draw.randint(0, 1), until=brief),
+        "unlimit": lambda: one.clear_limit(key=draw.choice((None, key)) if one is keyed else None),
         "resize": lambda: one.resize(draw.randint(2, 6)),
         "resize of a lock": lambda: client.semaphore(draw.choice(("lock", "rw")), 2).resize(draw.randint(2, 6)),
         "release": lambda: one.release_all(queue=draw.random() < 0.5),

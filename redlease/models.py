@@ -72,17 +72,17 @@ class Position:
     """Where a request stands in the queue.
 
     Attributes:
-        place: 1 if it is granted next, 2 after one other, and so on; 0 if it holds a permit.
+        rank: 1 if it is granted next, 2 after one other, and so on; 0 if it holds a permit.
         estimated_wait: About how many seconds it will wait; None if that is not known, as while a pause has no end. It
             assumes that holds last as long as those did, on average, whose release others waited for last, and is no
             less than limits and rates allow. With a key it is a guess, from the shares of some of the others.
     """
 
-    place: int
+    rank: int
     estimated_wait: float | None
 
 
-LimitKind = Literal["limit", "per_key", "pause", "hold_back", "rate"]
+LimitKind = Literal["limit", "per_key", "pause", "back_off", "rate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class Limit:
     """How many units may be held until it ends or is lifted, whatever processes declare.
 
     Attributes:
-        kind: The method that set it; "per_key" if that was `limit(per_key=...)`, and "rate" if the rate of the resource
-            allows the next grant only when this ends.
+        kind: The method that set it; "per_key" if that was `set_limit(per_key=...)`, and "rate" if the rate of the
+            resource allows the next grant only when this ends.
         units: How many; 0 for a pause, and while something is held back.
         key: Of the key that it is for; None for the whole resource, and for each key.
         since_ms: When it was set.
@@ -146,8 +146,8 @@ class Snapshot:
         in_use: Units in use in all, however many holders are listed.
         waiting: How many requests wait in all, however many are listed. Past the first 5,000 live ones, those that died
             are counted until the queue reaches them.
-        limits: What `limit`, `pause` and `hold_back` have set. Those of single keys are listed with the holders: where
-            more than `limit` hold, some may be missing.
+        limits: What `set_limit`, `pause` and `back_off` have set. Those of single keys are listed with the holders:
+            where more than `max_items` hold, some may be missing.
         damaged: Entries that cannot be read, and are in none of the other lists. Empty unless something else than
             redlease has changed its keys, or the server has evicted one.
     """

@@ -154,14 +154,14 @@ class SlotSemaphore:
         release = Release(permit.ticket, permit.fence, call=secrets.token_hex(8))
         return await self._slots.release(slots.SlotCall(self._terms, slots.slot_of(permit), release=release, wait=True))
 
-    async def check(self, permit: Permit) -> bool:
+    async def is_held(self, permit: Permit) -> bool:
         """Whether the permit is held now, with its fence."""
         limits.checked_permit(permit, self.name)
         return await self._slots.check(CheckCall(self._terms, permit.ticket, permit.fence))
 
-    async def inspect(self, *, limit: int = 100) -> Snapshot:
-        """The resource, with at most `limit` holders and as many waiters."""
-        return await self._slots.inspect(InspectCall(self._terms, limits.checked_count("limit", limit)))
+    async def inspect(self, *, max_items: int = 100) -> Snapshot:
+        """The resource, with at most `max_items` holders and as many waiters."""
+        return await self._slots.inspect(InspectCall(self._terms, limits.checked_count("max_items", max_items)))
 
     # Implementation
 

@@ -16,12 +16,12 @@ from .changing import (
     LimitJob,
     Target,
     Yes,
+    apply_limit,
     end_pause,
     lift_limits,
     release_everybody,
     release_ticket,
     set_capacity,
-    set_limit,
     set_pause,
     show_change,
 )
@@ -266,8 +266,8 @@ LimitUntil = Annotated[str | None, typer.Option("--until", help="The end: 90s, 3
 Reason = Annotated[str, typer.Option(help="Why, shown by inspect.")]
 
 
-@app.command()
-def limit(
+@app.command("set-limit")
+def set_limit(
     name: Name,
     *,
     capacity: Annotated[
@@ -283,29 +283,29 @@ def limit(
     prefix: Prefix = "redlease",
     as_json: AsJson = False,
 ) -> None:
-    """Limit a resource or a key of it, whatever processes declare, until that ends or `redlease unlimit`.
+    """Limit a resource or a key of it, whatever processes declare, until that ends or `redlease clear-limit`.
 
     Exits with 66 if the server knows nothing of that name.
     """
-    run(set_limit(LimitJob(capacity, per_key, key, until, reason), Target(name, url, prefix, create, yes)))
+    run(apply_limit(LimitJob(capacity, per_key, key, until, reason), Target(name, url, prefix, create, yes)))
     result: dict[str, object] = {"resource": name, "capacity": capacity, "per_key": per_key, "key": key}
     show_change(f"{plain(name)} is limited.", result, as_json=as_json)
 
 
-@app.command()
-def unlimit(
+@app.command("clear-limit")
+def clear_limit(
     name: Name,
     *,
     key: Annotated[str | None, typer.Option(help="Lift the limit of this key only.")] = None,
-    held_back: Annotated[
-        bool, typer.Option("--held-back", help="End what hold_back has set after a vendor's refusal, and no limit.")
+    back_off: Annotated[
+        bool, typer.Option("--back-off", help="End what back_off has set after a vendor's refusal, and no limit.")
     ] = False,
     url: Url = LOCAL,
     prefix: Prefix = "redlease",
     as_json: AsJson = False,
 ) -> None:
     """Lift the limits of a resource, or of a key of it. Exits with 1 if there was none."""
-    lifted = run(lift_limits(name, key, url, prefix, held_back=held_back))
+    lifted = run(lift_limits(name, key, url, prefix, back_off=back_off))
     whose = plain(name) if key is None else f"key {plain(key)} of {plain(name)}"
     text = f"The limit of {whose} is lifted." if lifted else f"There is no limit of {whose}."
     show_change(text, {"resource": name, "key": key, "lifted": lifted}, as_json=as_json)
@@ -325,7 +325,7 @@ def pause(
     prefix: Prefix = "redlease",
     as_json: AsJson = False,
 ) -> None:
-    """Grant nothing of a resource until that ends or `redlease unpause`. Who holds goes on.
+    """Grant nothing of a resource until that ends or `redlease resume`. Holders go on.
 
     Exits with 66 if the server knows nothing of that name.
     """
@@ -334,7 +334,7 @@ def pause(
 
 
 @app.command()
-def unpause(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
+def resume(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
     """End a pause. Exits with 1 if there was none."""
     ended = run(end_pause(name, url, prefix))
     text = f"{plain(name)} is not paused any more." if ended else f"{plain(name)} was not paused."

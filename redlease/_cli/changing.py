@@ -35,7 +35,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class LimitJob:
-    """What `redlease limit` is told."""
+    """What `redlease set-limit` is told."""
 
     capacity: int | None
     per_key: int | None
@@ -82,20 +82,20 @@ async def set_capacity(capacity: int, target: Target) -> None:
         await found.resource.resize(capacity)
 
 
-async def set_limit(job: LimitJob, target: Target) -> None:
+async def apply_limit(job: LimitJob, target: Target) -> None:
     """Limits a resource or a key of it, for all processes."""
     until, name = read_until(job.until), plain(target.name)
     whose = name if job.key is None else f"key {plain(job.key)} of {name}"
     async with _to_change(target, f"Limit {whose} for all processes?") as found:
         if found.before.fence and found.before.capacity == CAPACITY_MAX:
             raise ValueError(f"{target.name!r} is a read-write lock, which has no capacity to limit: `redlease pause`")
-        await found.resource.limit(job.capacity, per_key=job.per_key, key=job.key, until=until, reason=job.reason)
+        await found.resource.set_limit(job.capacity, per_key=job.per_key, key=job.key, until=until, reason=job.reason)
 
 
-async def lift_limits(name: str, key: str | None, url: str, prefix: str, *, held_back: bool) -> bool:
+async def lift_limits(name: str, key: str | None, url: str, prefix: str, *, back_off: bool) -> bool:
     """Lifts the limits of a resource, or of one key; returns whether there was one."""
     async with resource_at(name, url, prefix) as resource:
-        return await (resource.end_hold_back(key) if held_back else resource.unlimit(key=key))
+        return await (resource.end_back_off(key) if back_off else resource.clear_limit(key=key))
 
 
 async def set_pause(until: str | None, reason: str, target: Target) -> None:
@@ -108,7 +108,7 @@ async def set_pause(until: str | None, reason: str, target: Target) -> None:
 async def end_pause(name: str, url: str, prefix: str) -> bool:
     """Ends a pause; returns whether there was one."""
     async with resource_at(name, url, prefix) as resource:
-        return await resource.unpause()
+        return await resource.resume()
 
 
 def read_until(text: str | None) -> Until:
@@ -144,7 +144,7 @@ async def _to_change(target: Target, question: str) -> AsyncIterator[Found]:
         NothingKnown: It would have to ask, and there is no terminal, or nothing is to be asked.
     """
     async with resource_at(target.name, target.url, target.prefix) as resource:
-        before = await resource.inspect(limit=1)
+        before = await resource.inspect(max_items=1)
         if not target.create and not is_known(before):
             if target.yes or not _is_answered():
                 raise NothingKnown(

@@ -99,7 +99,7 @@ def _limit(limit: Limit, snapshot: Snapshot) -> str:
     if limit.until_ms is not None:
         ends = f"for {_seconds(limit.until_ms - snapshot.server_time_ms)} more"
     why = f": {plain(limit.reason)}" if limit.reason else ""
-    word = {"per_key": "limit", "hold_back": "held back"}.get(limit.kind, limit.kind)
+    word = {"per_key": "limit", "back_off": "held back"}.get(limit.kind, limit.kind)
     return f"  {word} by {plain(limit.owner)}, {ends}: {what}{why}"
 
 

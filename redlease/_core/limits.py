@@ -180,14 +180,14 @@ def milliseconds(what: str, duration: Duration, low: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How many grants there may be in a time: over any T seconds at most `burst` + `limit` / `per` * T.
+    """How many grants there may be in a time: over any T seconds at most `burst` + `count` / `per` * T.
 
     A burst of 1 keeps any two grants apart, and who is late for a token loses the time. With more, tokens gather
     meanwhile, so that the rate is reached. The server counts in whole ms: for more than 1,000 grants a second let the
     burst be at least those of 2 ms.
 
     Attributes:
-        limit: How many grants.
+        count: How many grants.
         per: In so many seconds.
         burst: How many may come at once after a pause.
 
@@ -195,15 +195,15 @@ class Rate:
         >>> vendor = client.semaphore("vendor", capacity=5, rate=Rate(100, per=60, burst=20))
     """
 
-    limit: int
+    count: int
     per: Duration = 1.0
     burst: int = 1
 
     def __post_init__(self) -> None:
-        checked_count("limit of Rate", self.limit, 1, RATE_MAX)
+        checked_count("count of Rate", self.count, 1, RATE_MAX)
         per_ms = milliseconds("per of Rate", self.per, 1)
         checked_count("burst of Rate", self.burst, 1, RATE_MAX)
-        if self.burst * per_ms > self.limit * DURATION_MS_MAX:
+        if self.burst * per_ms > self.count * DURATION_MS_MAX:
             raise ValueError(
                 f"the burst of Rate, {self.burst}, would take more than 366 days to gather: let it be smaller"
             )
@@ -211,7 +211,7 @@ class Rate:
     @property
     def packed(self) -> str:
         """How acquire takes it: µs between two grants, rounded up, and the burst."""
-        return f"{-(-milliseconds('per', self.per) * 1000 // self.limit)}:{self.burst}"
+        return f"{-(-milliseconds('per', self.per) * 1000 // self.count)}:{self.burst}"
 
 
 Full = Literal["wait", "refuse", "replace-waiter", "replace-holder"]

@@ -178,7 +178,7 @@ class Gatherer:
         resource = self._client.semaphore(name, capacity=UNDECLARED)
         snapshot, entries, why = Snapshot(name, UNDECLARED, (), (), 0, 0), list[HistoryEntry](), ""
         try:
-            snapshot = await resource.inspect(limit=SHOWN_MOST)
+            snapshot = await resource.inspect(max_items=SHOWN_MOST)
             entries = await resource.history(HISTORY_MOST)
         except Unavailable:
             raise

@@ -21,12 +21,12 @@ P = ParamSpec("P")
 def exclusive(
     pool: Semaphore,
     *,
-    key: Callable[..., str] | None = None,
+    name_for: Callable[..., str] | None = None,
     when_held: Literal["wait", "retry", "skip"] = "wait",
     timeout: Duration | None = None,
     on_lost: OnLost = "exit",
     metadata: dict[str, str] | None = None,
-    turn_key: str | Callable[..., str] | None = None,
+    key: str | Callable[..., str] | None = None,
     share: float = 1,
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
     """Makes a decorator, to stand below `@app.task`: the task runs while it holds a permit.
@@ -35,15 +35,15 @@ def exclusive(
     request of its own, so one that is delivered again while the first still runs waits for the first.
 
     Args:
-        pool: The lock or semaphore of a client of `redlease.sync`; with `key`, what its name begins with.
-        key: Returns the key of a call from its arguments; those of a bound task begin with the task.
+        pool: The lock or semaphore of a client of `redlease.sync`; with `name_for`, what its name begins with.
+        name_for: Returns what is added to the name, from the arguments of a call; those of a bound task begin with it.
         when_held: What a task does while others hold the permit. "wait" waits in the queue, and occupies its worker.
             "retry" gives the message back to Celery, also if Redis cannot be reached: it runs again after the
             `default_retry_delay` of the task, at most `max_retries` times. "skip" returns None.
         timeout: Seconds to wait; the task then fails with `AcquireTimeout`. None waits for ever.
         on_lost: As for `redlease.sync.Semaphore.hold`.
         metadata: See there.
-        turn_key: Whose turn a call takes, or what returns it from the arguments; as for `Semaphore.guarded`.
+        key: The fairness key of `hold`, or what returns it from the arguments of a call.
         share: See there.
 
     Raises:
@@ -51,7 +51,7 @@ def exclusive(
 
     Example:
         >>> @app.task(acks_late=True, reject_on_worker_lost=True)  # doctest: +SKIP
-        ... @exclusive(client.lock("customer"), key=lambda customer: customer, timeout=60)
+        ... @exclusive(client.lock("customer"), name_for=lambda customer: customer, timeout=60)
         ... def charge(customer: str, hold: Hold | None = None) -> None:
         ...     pay(customer, fence=hold.fence)
     """
@@ -60,8 +60,8 @@ def exclusive(
         raise ValueError(f"when_held must be 'wait', 'retry' or 'skip', not {when_held!r}")
     otherwise = choices[when_held]
     timeout = jobs.checked_wait(otherwise, timeout)
-    options: dict[str, Any] = {"on_lost": on_lost, "metadata": metadata, "turn_key": turn_key, "share": share}
-    return jobs.exclusive(pool, not_granted=otherwise, key=key, timeout=timeout, **options)
+    options: dict[str, Any] = {"on_lost": on_lost, "metadata": metadata, "key": key, "share": share}
+    return jobs.exclusive(pool, not_granted=otherwise, name_for=name_for, timeout=timeout, **options)
 
 
 def _retry(error: RedleaseError) -> NoReturn:

@@ -155,7 +155,7 @@ def exclusive(
         def run(*args: P.args, **kwargs: P.kwargs) -> Any:
             lock = client(using).lock(name, lease=lease)
             try:
-                return jobs.exclusive(lock, not_granted=_end, key=None, timeout=timeout)(handle)(*args, **kwargs)
+                return jobs.exclusive(lock, not_granted=_end, name_for=None, timeout=timeout)(handle)(*args, **kwargs)
             except LeaseLost as error:
                 raise CommandError(str(error), returncode=LOST) from error
 

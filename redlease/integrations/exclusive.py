@@ -9,10 +9,10 @@ from typing import Any, NoReturn, ParamSpec
 
 from redlease._core.limits import Duration
 from redlease._core.log import about
-from redlease._core.primitives.guarded import parameter_for_hold, passed
+from redlease._core.primitives.decorator import parameter_for_hold, passed
 from redlease.errors import AcquireTimeout, RedleaseError, Unavailable
 from redlease.sync import Hold, Semaphore
-from redlease.sync.guarded import checked_function, checked_result
+from redlease.sync.decorator import checked_function, checked_result
 
 P = ParamSpec("P")
 NotGranted = Callable[[RedleaseError], Any]
@@ -46,25 +46,25 @@ def checked_wait(not_granted: NotGranted, timeout: Duration | None) -> Duration 
 
 
 def exclusive(
-    pool: Semaphore, *, not_granted: NotGranted, key: Callable[..., str] | None, **options: Any
+    pool: Semaphore, *, not_granted: NotGranted, name_for: Callable[..., str] | None, **options: Any
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """Makes a decorator as `Semaphore.guarded` does, for functions that may get no permit.
+    """Makes a decorator as `Semaphore.holding` does, for functions that may get no permit.
 
     Args:
-        pool: The lock or semaphore; with `key`, what its name begins with.
+        pool: The lock or semaphore; with `name_for`, what its name begins with.
         not_granted: Gets the `AcquireTimeout` or `Unavailable` of a call that gets no permit, and raises, or returns
             the result of that call. Errors of the function itself do not come here.
-        key: Returns the key of a call from its arguments.
-        **options: As for `redlease.sync.Semaphore.guarded`.
+        name_for: Returns what is added to the name, from the arguments of a call.
+        **options: As for `redlease.sync.Semaphore.holding`.
     """
-    guarded = pool.guarded(key=key, **options)
+    decorator = pool.holding(name_for=name_for, **options)
 
     def decorate(function: Callable[P, Any]) -> Callable[P, Any]:
         parameter = parameter_for_hold(checked_function(function), Hold)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-            request, is_entered = guarded.request_for(function, *args, **kwargs), False
+            request, is_entered = decorator.request_for(function, *args, **kwargs), False
             try:
                 with request as hold:
                     is_entered = True

@@ -107,5 +107,5 @@ class Leader:
 
     def current(self) -> Permit | None:
         """Returns the permit of who leads now, with the term's number as its fence; None if nobody does."""
-        holders = self._lock.inspect(limit=1).holders
+        holders = self._lock.inspect(max_items=1).holders
         return holders[0] if holders else None

@@ -38,9 +38,9 @@ class RWLock:
         """The name of the resource."""
         return self.read.name
 
-    def inspect(self, *, limit: int = SNAPSHOT_LIMIT) -> Snapshot:
+    def inspect(self, *, max_items: int = SNAPSHOT_LIMIT) -> Snapshot:
         """Returns a snapshot of both sides; `is_writer` tells the permits and waiters of writers."""
-        return self.read.inspect(limit=limit)
+        return self.read.inspect(max_items=max_items)
 
     def watch(self) -> Watch:
         """Yields a snapshot of both sides, and another one after each change, as `Semaphore.watch` does."""

@@ -13,7 +13,7 @@ from redlease._core.protocol.histories import HISTORY_COUNT
 from redlease._core.protocol.snapshots import SNAPSHOT_LIMIT
 from redlease.models import HistoryEntry, Permit, Position, Snapshot
 
-from .guarded import Decorator
+from .decorator import Decorator
 from .hold import Hold, HoldRequest, OnLost, checked_on_lost
 from .thread.block import Block, Exiting, Leave, Manager
 from .thread.bound import Bound
@@ -89,16 +89,16 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
 
         return HoldRequest(self._client, request, on_lost)
 
-    def guarded(
+    def holding(
         self,
         *,
-        key: Callable[..., str] | None = None,
+        name_for: Callable[..., str] | None = None,
         timeout: Duration | None = None,
         weight: int = 1,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
-        turn_key: str | Callable[..., str] | None = None,
+        key: str | Callable[..., str] | None = None,
         share: float = 1,
         when_full: Full = "wait",
         grace: Duration = GRACE_S,
@@ -107,18 +107,18 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
     ) -> Decorator:
         """Makes a decorator: each call of the decorated function runs while it holds a permit.
 
-        It decorates plain functions; otherwise as `redlease.Semaphore.guarded`, with its parameters and errors.
+        It decorates plain functions; otherwise as `redlease.Semaphore.holding`, with its parameters and errors.
         """
         checked_on_lost(on_lost)
         options: Any = {"timeout": timeout, "weight": weight, "owner": owner, "metadata": metadata}
         options |= {"priority": priority, "share": share, "when_full": when_full, "grace": grace}
-        self._twin.guarded(max_hold=max_hold, turn_key=turn_key, **options)  # checks them
+        self._twin.holding(max_hold=max_hold, key=key, **options)  # checks them
 
-        def request(key: str | None, turn_key: str | None) -> HoldRequest:
-            pool = self if key is None else self._named(f"{self.name}:{key}")
-            return pool.hold(key=turn_key, on_lost=on_lost, max_hold=max_hold, **options)
+        def request(suffix: str | None, key: str | None) -> HoldRequest:
+            pool = self if suffix is None else self._named(f"{self.name}:{suffix}")
+            return pool.hold(key=key, on_lost=on_lost, max_hold=max_hold, **options)
 
-        return Decorator(request, key, turn_key)
+        return Decorator(request, name_for, key)
 
     def _named(self, name: str) -> Self:
         return type(self)(self._client, lambda client: self._make_twin(client)._named(name))
@@ -190,15 +190,15 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
         """Releases a permit, or what has that ticket; returns True if it was held; as `redlease.Semaphore.release`."""
         return self._client.release(lambda: self._twin.release(permit))
 
-    def check(self, permit: Permit) -> bool:
+    def is_held(self, permit: Permit) -> bool:
         """Returns True if the permit is held now, under its fence; as `redlease.Semaphore.check`."""
-        return self._client.call(lambda: self._twin.check(permit))
+        return self._client.call(lambda: self._twin.is_held(permit))
 
     # The resource as a whole
 
-    def inspect(self, *, limit: int = SNAPSHOT_LIMIT) -> Snapshot:
+    def inspect(self, *, max_items: int = SNAPSHOT_LIMIT) -> Snapshot:
         """Returns a snapshot of the resource; as `redlease.Semaphore.inspect`."""
-        return self._client.call(lambda: self._twin.inspect(limit=limit))
+        return self._client.call(lambda: self._twin.inspect(max_items=max_items))
 
     def locked(self) -> bool:
         """Returns True if an acquire of weight 1 would have to wait now; as `redlease.Semaphore.locked`."""
@@ -216,7 +216,7 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
         """Sets the capacity; as `redlease.Semaphore.resize`."""
         self._client.call(lambda: self._twin.resize(capacity))
 
-    def limit(
+    def set_limit(
         self,
         capacity: int | None = None,
         *,
@@ -226,27 +226,27 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
         reason: str = "",
     ) -> None:
         """Limits how many units may be held, whatever processes declare; as `redlease.Semaphore.limit`."""
-        self._client.call(lambda: self._twin.limit(capacity, per_key=per_key, key=key, until=until, reason=reason))
+        self._client.call(lambda: self._twin.set_limit(capacity, per_key=per_key, key=key, until=until, reason=reason))
 
-    def unlimit(self, *, key: str | None = None) -> bool:
-        """Lifts what `limit` has set; as `redlease.Semaphore.unlimit`."""
-        return self._client.call(lambda: self._twin.unlimit(key=key))
+    def clear_limit(self, *, key: str | None = None) -> bool:
+        """Lifts what `set_limit` has set; as `redlease.Semaphore.clear_limit`."""
+        return self._client.call(lambda: self._twin.clear_limit(key=key))
 
     def pause(self, *, until: Until = None, reason: str = "") -> None:
-        """Grants nothing until that ends or `unpause`; as `redlease.Semaphore.pause`."""
+        """Grants nothing until that ends or `resume`; as `redlease.Semaphore.pause`."""
         self._client.call(lambda: self._twin.pause(until=until, reason=reason))
 
-    def unpause(self) -> bool:
+    def resume(self) -> bool:
         """Ends a pause; returns whether there was one."""
-        return self._client.call(self._twin.unpause)
+        return self._client.call(self._twin.resume)
 
-    def hold_back(self, key: str | None, delay: Duration, *, reason: str = "") -> None:
-        """Grants nothing of that key so long; as `redlease.Semaphore.hold_back`."""
-        self._client.call(lambda: self._twin.hold_back(key, delay, reason=reason))
+    def back_off(self, key: str | None, delay: Duration, *, reason: str = "") -> None:
+        """Grants nothing of that key so long; as `redlease.Semaphore.back_off`."""
+        self._client.call(lambda: self._twin.back_off(key, delay, reason=reason))
 
-    def end_hold_back(self, key: str | None) -> bool:
-        """Ends what `hold_back` has set, earlier; as `redlease.Semaphore.end_hold_back`."""
-        return self._client.call(lambda: self._twin.end_hold_back(key))
+    def end_back_off(self, key: str | None) -> bool:
+        """Ends what `back_off` has set, earlier; as `redlease.Semaphore.end_back_off`."""
+        return self._client.call(lambda: self._twin.end_back_off(key))
 
     def release_all(self, *, queue: bool = False) -> int:
         """Releases the permits of all holders, with `queue` first all waiters; returns how many."""

@@ -304,7 +304,7 @@ def test_the_order_of_turns_is_shown() -> None:
     assert waiters(books) == order
     assert {each.ticket: each.key for each in snapshot(books, 100, START_MS).waiters}["a2"] == "a"
     positions = [position(books, ticket) for ticket in order]
-    assert [position.place for position in positions if position] == [1, 2, 3, 4, 5]
+    assert [position.rank for position in positions if position] == [1, 2, 3, 4, 5]
     granted = []
     for moment in range(6):
         (holder,) = books.holders

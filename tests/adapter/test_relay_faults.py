@@ -97,7 +97,7 @@ class Closed:
         while True:
             places = {one.record.terms.resource for one in stage.relay.trackers.values() if one.record.admission}
             for resource in (*(f"r{number}" for number in range(RESOURCES)), *places):
-                snapshot = await stage.relay.client.semaphore(resource, 1000).inspect(limit=2000)
+                snapshot = await stage.relay.client.semaphore(resource, 1000).inspect(max_items=2000)
                 for permit in snapshot.holders:
                     if permit.owner in self._temporal.closed_ms:
                         self._hold(permit, snapshot.server_time_ms)

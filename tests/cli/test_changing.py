@@ -102,7 +102,7 @@ async def test_locks_are_not_resized(place: tuple[str, ...], url: str, prefix: s
         for words, kind in (
             (("resize", "mutex", "3"), "it is a lock"),
             (("resize", "rw", "3"), "it is a read-write lock"),
-            (("limit", "rw", "--capacity", "3"), "is a read-write lock"),
+            (("set-limit", "rw", "--capacity", "3"), "is a read-write lock"),
         ):
             done = await run_async(*words, "--yes", *place)
             assert (done.returncode, done.stdout) == (1, ""), done.stderr
@@ -115,8 +115,8 @@ async def test_locks_are_not_resized(place: tuple[str, ...], url: str, prefix: s
     "words",
     [
         ("pause", "vendro"),
-        ("limit", "vendro", "--capacity", "1"),
-        ("limit", "vendro", "--capacity", "1", "--key", "k"),
+        ("set-limit", "vendro", "--capacity", "1"),
+        ("set-limit", "vendro", "--capacity", "1", "--key", "k"),
         ("resize", "vendro", "3"),
     ],
 )

@@ -152,7 +152,7 @@ async def test_a_long_queue_costs_no_more_than_a_short_one(own_server: OwnServer
         waiting = [asyncio.create_task(pool.acquire()) for _ in range(10 * CHECKED_EACH)]
 
         async def all_wait() -> bool:
-            return (await pool.inspect(limit=1)).waiting == len(waiting)
+            return (await pool.inspect(max_items=1)).waiting == len(waiting)
 
         await eventually(all_wait)
         server.cli("CONFIG", "RESETSTAT")

@@ -41,7 +41,7 @@ async def test_a_free_resource_is_granted_at_once(client: Redlease) -> None:
     assert (permit.weight, permit.capacity, permit.lease_ms) == (1, 1, 2500)
     assert permit.expires_at_ms - permit.granted_at_ms == 2500
     assert permit.fence >= permit.granted_at_ms * 1000
-    assert await lock.check(permit)
+    assert await lock.is_held(permit)
     assert await lock.release(permit)
 
 

@@ -205,7 +205,7 @@ async def test_all_take_the_turn_of_a_key(client: Redlease) -> None:
     older = await pool.acquire(key="acme")
     newer = asyncio.create_task(entered(client.all(lock, pool, key="acme", when_full="replace-holder", grace=0)))
     await newer
-    assert not await pool.check(older)
+    assert not await pool.is_held(older)
     refused: list[dict[str, Any]] = [
         {"share": 2},
         {"key": ""},

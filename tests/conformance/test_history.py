@@ -90,7 +90,7 @@ async def test_a_loss_is_noted_while_capacity_is_free(client: Redlease) -> None:
     lost = await pool.acquire(ticket="lost")
 
     async def is_over() -> bool:
-        return not await pool.check(lost)
+        return not await pool.is_held(lost)
 
     await eventually(is_over)
     await client.semaphore("r", capacity=5, lease=30, history=100).acquire(ticket="next")
@@ -154,9 +154,9 @@ async def test_whose_key_it_is(client: Redlease) -> None:
     keys = ["acme", 'quo"ted\\', '{"a":"},"b"]', "},", None]
     for key in keys:
         await pool.release(await pool.acquire(key=key, metadata={"m": '"},"x"]', "},": "},"}, owner="},"))
-    await pool.limit(1, key="acme")
-    await pool.unlimit(key="acme")
-    await pool.limit(1)
+    await pool.set_limit(1, key="acme")
+    await pool.clear_limit(key="acme")
+    await pool.set_limit(1)
     entries = await pool.history()
     told = [key for key in keys for _ in range(2)]
     assert [entry.key for entry in entries] == [*told, "acme", "acme", None]

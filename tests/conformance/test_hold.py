@@ -277,7 +277,7 @@ async def test_detach_keeps_the_permit(client: Redlease) -> None:
         permit = hold.detach()
     assert not hold.lost
     assert not await hold.wait_lost()
-    assert await lock.check(permit)
+    assert await lock.is_held(permit)
     with pytest.raises(LeaseLost):
         hold.detach()
     assert not await hold.release()
@@ -302,7 +302,7 @@ async def test_an_adoption_is_a_block(client: Redlease) -> None:
     adopting = lock.adopt(before.detach())
     async with adopting as hold:
         assert hold.fence > before.fence
-        assert await lock.check(hold.permit)
+        assert await lock.is_held(hold.permit)
     assert not await lock.locked()
     with pytest.raises(LeaseLost):
         async with adopting:

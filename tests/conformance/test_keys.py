@@ -266,7 +266,7 @@ async def test_a_key_stays_with_its_permit(client: Redlease, make_client: MakeCl
         assert hold.permit.key == "a"
         position = await pool.position(hold.permit.ticket)
         assert position is not None
-        assert position.place == 0
+        assert position.rank == 0
 
 
 async def test_nothing_is_left_of_a_key(client: Redlease, raw: redis.asyncio.Redis, prefix: str) -> None:
@@ -301,11 +301,11 @@ async def test_who_is_held_back_waits_whatever_it_weighs(client: Redlease) -> No
     with pytest.raises(ValueError, match="weight 3 can never fit, a key may have at most 2"):
         await pool.acquire(key="a", weight=3)
     await pool.release(await pool.acquire(key="a"))
-    await pool.limit(5, key="a")
-    await pool.hold_back("a", 0.3)
+    await pool.set_limit(5, key="a")
+    await pool.back_off("a", 0.3)
     new = await pool.acquire(key="a", weight=3, timeout=20)
     (waiting,) = await queue_up(pool, 1, key="a", weight=4)
-    await pool.hold_back("a", 0.3)
+    await pool.back_off("a", 0.3)
     assert await pool.release(new)
     assert await pool.release(await waiting)
 

@@ -30,7 +30,7 @@ async def test_a_permit_that_nobody_renews_lapses(client: Redlease) -> None:
     assert second.granted_at_ms >= first.expires_at_ms
     assert second.fence > first.fence
     assert not await lock.release(first)
-    assert await lock.check(second)
+    assert await lock.is_held(second)
 
 
 async def test_a_lapsed_permit_passes_on_at_its_deadline(client: Redlease) -> None:
@@ -56,7 +56,7 @@ async def test_what_has_lapsed_is_lost_though_nobody_took_it(client: Redlease) -
     assert (caught.value.resource, caught.value.ticket) == ("r", permit.ticket)
     with pytest.raises(LeaseLost):
         await lock.adopt(permit)
-    assert not await lock.check(permit)
+    assert not await lock.is_held(permit)
     assert not await lock.release(permit)
     assert (await lock.inspect()).holders == ()
 
@@ -90,7 +90,7 @@ async def test_a_hold_is_renewed(client: Redlease) -> None:
         assert hold.fence == first.fence
         assert 0 < hold.remaining() <= 0.8
         hold.check()
-        assert await lock.check(hold.permit)
+        assert await lock.is_held(hold.permit)
         assert await lock.try_acquire() is None
     assert await lock.try_acquire() is not None
 
@@ -192,7 +192,7 @@ async def test_a_stall_shorter_than_the_lease_costs_nothing(client: Redlease) ->
             time.sleep(0.5)
             await eventually(lambda: hold.remaining() > 1.1)
         hold.check()
-        assert await lock.check(hold.permit)
+        assert await lock.is_held(hold.permit)
 
 
 @pytest.mark.of_tasks("blocks the event loop of the test, which is not that of a blocking client")

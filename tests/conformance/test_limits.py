@@ -148,7 +148,7 @@ async def test_a_permit_that_was_written_by_hand(client: Redlease, change: dict[
     pool = client.semaphore("r", capacity=3)
     permit = await pool.acquire()
     wrong = replace(permit, **change)
-    for use in (pool.renew, pool.release, pool.check, pool.adopt):
+    for use in (pool.renew, pool.release, pool.is_held, pool.adopt):
         with pytest.raises(ValueError, match=r"permit|ticket"):
             await use(wrong)
     assert (await pool.inspect()).holders == (permit,)
@@ -184,8 +184,8 @@ async def test_other_parameters(client: Redlease) -> None:
         lock.hold(max_hold=0)
     with pytest.raises(ValueError, match="max_waiters"):
         client.lock("r", max_waiters=-1)
-    with pytest.raises(ValueError, match="limit"):
-        await lock.inspect(limit=0)
+    with pytest.raises(ValueError, match="max_items"):
+        await lock.inspect(max_items=0)
     with pytest.raises(ValueError, match="ticket"):
         await lock.release("")
     for prefix in ("", "a{b", "a}b", None):

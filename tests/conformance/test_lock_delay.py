@@ -25,7 +25,7 @@ async def test_the_next_grant_waits_after_a_loss(client: Redlease) -> None:
     waiting = await queue_up(lock, 1)
 
     async def has_lapsed() -> bool:
-        return not await lock.check(lost)
+        return not await lock.is_held(lost)
 
     await eventually(has_lapsed)
     snapshot = await lock.inspect()
@@ -60,7 +60,7 @@ async def test_the_same_ticket_waits_too(client: Redlease) -> None:
     lost = await pool.acquire(ticket="t", weight=2)
 
     async def has_lapsed() -> bool:
-        return not await pool.check(lost)
+        return not await pool.is_held(lost)
 
     await eventually(has_lapsed)
     beside = await pool.acquire(timeout=5)  # one unit was free all the time
@@ -84,7 +84,7 @@ async def test_the_delay_is_a_setting_of_the_resource(client: Redlease) -> None:
     lost = await quick.acquire()
 
     async def has_lapsed() -> bool:
-        return not await quick.check(lost)
+        return not await quick.is_held(lost)
 
     await eventually(has_lapsed)
     assert await quick.locked()

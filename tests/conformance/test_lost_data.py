@@ -54,7 +54,7 @@ async def test_a_pool_with_keys_and_rates_loses_a_key(
 ) -> None:
     """What stood for the tokens of a key, and for limits, holds nothing up, and nothing is held by nobody."""
     pool = client.semaphore("r", capacity=1, per_key_rate=Rate(20), lease=0.5, waiter_lease=0.3)
-    await pool.limit(1, key="b")
+    await pool.set_limit(1, key="b")
     permit = await pool.acquire(key="a")
     (waiting,) = await queue_up(pool, 1, key="a")
     assert await raw.delete(f"{prefix}:{{r}}:{lost}")
@@ -104,9 +104,9 @@ async def test_a_newer_form_is_refused(client: Redlease, raw: redis.asyncio.Redi
         lock.inspect,
         lock.locked,
         lambda: lock.release(permit),
-        lambda: lock.limit(1),
+        lambda: lock.set_limit(1),
     )
-    for call in (*calls, lambda: lock.check(permit), lambda: lock.resize(2), lambda: lock.renew(permit)):
+    for call in (*calls, lambda: lock.is_held(permit), lambda: lock.resize(2), lambda: lock.renew(permit)):
         with pytest.raises(RedleaseError, match="newer release"):
             await call()
     after = await raw.hgetall(state), await raw.zrange(f"{prefix}:{{r}}:holders", 0, -1, withscores=True)

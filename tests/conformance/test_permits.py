@@ -111,7 +111,7 @@ async def test_a_released_ticket_may_be_used_anew(client: Redlease) -> None:
     last = await again[0]
     assert last.fence > between.fence > first.fence
     assert not await lock.release(first)
-    assert await lock.check(last)
+    assert await lock.is_held(last)
 
 
 async def test_a_lapsed_ticket_may_be_used_anew(client: Redlease) -> None:
@@ -121,7 +121,7 @@ async def test_a_lapsed_ticket_may_be_used_anew(client: Redlease) -> None:
     await eventually(lambda: _lapsed(lock, first.expires_at_ms))
     again = await lock.acquire(ticket="t")
     assert again.fence > first.fence
-    assert not await lock.check(first)
+    assert not await lock.is_held(first)
     with pytest.raises(LeaseLost):
         await lock.renew(first)
 
@@ -147,7 +147,7 @@ async def test_a_stale_permit_releases_nothing(client: Redlease) -> None:
     assert not await lock.release(first)
     with pytest.raises(LeaseLost):
         await lock.renew(first)
-    assert await lock.check(second)
+    assert await lock.is_held(second)
 
 
 async def test_release_by_ticket_frees_a_holder(client: Redlease, make_client: MakeClient) -> None:
@@ -180,7 +180,7 @@ async def test_a_permit_of_another_resource_is_refused(client: Redlease) -> None
     """What is no permit of this resource is a mistake of the caller."""
     lock, other = client.lock("r"), client.lock("other")
     permit = await other.acquire()
-    for call in (lock.release, lock.renew, lock.check, lock.adopt):
+    for call in (lock.release, lock.renew, lock.is_held, lock.adopt):
         with pytest.raises(ValueError, match="'r'"):
             await call(permit)
         with pytest.raises(ValueError, match="no permit"):
@@ -192,13 +192,13 @@ async def test_check_asks_for_ticket_and_fence(client: Redlease) -> None:
     """A permit is held only under its own fence, side by side with others."""
     pool = client.semaphore("r", capacity=2)
     one, two = await pool.acquire(), await pool.acquire()
-    assert await pool.check(one)
-    assert await pool.check(two)
-    assert not await pool.check(replace(one, fence=two.fence))
-    assert not await pool.check(replace(one, ticket="nobody"))
+    assert await pool.is_held(one)
+    assert await pool.is_held(two)
+    assert not await pool.is_held(replace(one, fence=two.fence))
+    assert not await pool.is_held(replace(one, ticket="nobody"))
     await pool.release(one)
-    assert not await pool.check(one)
-    assert await pool.check(two)
+    assert not await pool.is_held(one)
+    assert await pool.is_held(two)
 
 
 async def test_adopt_takes_a_permit_over(client: Redlease, make_client: MakeClient) -> None:
@@ -208,7 +208,7 @@ async def test_adopt_takes_a_permit_over(client: Redlease, make_client: MakeClie
     hold = await elsewhere.adopt(old)
     assert hold.fence > old.fence
     assert (hold.permit.ticket, hold.permit.metadata) == ("t", {"k": "v"})
-    assert not await lock.check(old)
+    assert not await lock.is_held(old)
     assert not await lock.release(old)
     with pytest.raises(LeaseLost):
         await lock.renew(old)
@@ -246,8 +246,8 @@ async def test_adopt_may_keep_the_fence(client: Redlease) -> None:
     permit = await lock.acquire()
     async with await lock.adopt(permit, refence=False) as hold:
         assert hold.fence == permit.fence
-        assert await lock.check(permit)
-    assert not await lock.check(permit)
+        assert await lock.is_held(permit)
+    assert not await lock.is_held(permit)
 
 
 async def test_adopted_weights_count_once(client: Redlease) -> None:

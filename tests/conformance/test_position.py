@@ -30,7 +30,7 @@ async def test_who_waits_has_a_place(client: Redlease) -> None:
         None,
     ]
     assert await lock.release(taken)
-    assert [getattr(await lock.position(ticket), "place", None) for ticket in ("taken", *"abc")] == [None, 0, 1, 2]
+    assert [getattr(await lock.position(ticket), "rank", None) for ticket in ("taken", *"abc")] == [None, 0, 1, 2]
     await cancel(*tasks)
     with pytest.raises(ValueError, match="ticket"):
         await lock.position("")
@@ -46,12 +46,12 @@ async def test_the_wait_is_estimated_from_recent_holds(client: Redlease) -> None
     lasted_s = (first.granted_at_ms - holders[0].granted_at_ms) / 1000
     (heavy,) = [await pool.position("2")]
     assert heavy is not None
-    assert heavy.place == 1
+    assert heavy.rank == 1
     assert heavy.estimated_wait == pytest.approx(lasted_s * 2 / 2, abs=0.003)
     more = await queue_up(pool, 1, ticket="3")
     behind = await pool.position("3")
     assert behind is not None
-    assert behind.place == 2
+    assert behind.rank == 2
     assert behind.estimated_wait == pytest.approx(lasted_s * 3 / 2, abs=0.003)
     await cancel(*tasks, *more)
 
@@ -76,13 +76,13 @@ async def test_the_estimate_counts_what_is_allowed(client: Redlease) -> None:
 
     alone, of_a_small_share = await last("a"), await last("b")
     assert of_a_small_share > 1.5 * alone
-    await pool.limit(2, key="a")
+    await pool.set_limit(2, key="a")
     assert await last("a") == pytest.approx(20 / (22 / 10) * alone, rel=0.2, abs=0.01)
-    assert await pool.unlimit(key="a")
-    await pool.limit(2)
+    assert await pool.clear_limit(key="a")
+    await pool.set_limit(2)
     assert await last("a") == pytest.approx(10 * alone, rel=0.05, abs=0.01)  # it is in whole ms
-    assert await pool.unlimit()
-    await pool.hold_back("a", 60)
+    assert await pool.clear_limit()
+    await pool.back_off("a", 60)
     assert await last("a") >= 59
     await pool.pause(until=100)
     assert await last("b") > 99
@@ -105,14 +105,14 @@ async def test_a_limit_that_ends_is_counted_until_then(client: Redlease) -> None
     estimates = []
     for until in (None, 0.2, 3600):
         if until:
-            await pool.limit(1, until=until)
+            await pool.set_limit(1, until=until)
         found = await pool.position(ticket)
         assert found is not None
         estimates.append(found.estimated_wait or 0)
     free, soon, late = estimates
     assert late == pytest.approx(20 * free, rel=0.05)
     assert free <= soon <= 0.2 + free
-    await pool.unlimit()
+    await pool.clear_limit()
     await cancel(*tasks[1:])
 
 

@@ -107,12 +107,12 @@ async def test_a_full_queue_is_full_for_all(client: Redlease) -> None:
 
 @pytest.mark.of_tasks("it decorates an `async def` function")
 async def test_holds_of_all_kinds_take_a_priority(client: Redlease) -> None:
-    """`hold`, `guarded`, `all` and both sides of a read-write lock pass it on."""
+    """`hold`, `holding`, `all` and both sides of a read-write lock pass it on."""
     lock, catalog = client.lock("r"), client.rwlock("c")
     async with lock.hold(priority=1), catalog.write.hold(priority=100), client.all(client.lock("b"), priority=2):
         pass
 
-    @lock.guarded(priority=1)
+    @lock.holding(priority=1)
     async def work() -> str:
         return "done"
 

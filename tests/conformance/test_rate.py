@@ -28,7 +28,7 @@ def assert_keeps_to(rate: Rate, permits: Sequence[Permit | None]) -> None:
     fences = sorted(permit.fence for permit in permits if permit is not None)
     for earlier, later in combinations(range(len(fences)), 2):
         seconds = (fences[later] - fences[earlier]) / 1e6
-        allowed = rate.burst + rate.limit / rate.per * seconds
+        allowed = rate.burst + rate.count / rate.per * seconds
         assert later - earlier + 1 <= allowed + 0.001, f"{later - earlier + 1} in {seconds} s"
 
 
@@ -68,7 +68,7 @@ async def test_who_waits_for_a_token_keeps_the_order(client: Redlease, make_clie
     waiting = []
     for number in range(9):
         waiting += await queue_up(pools[number % 2], 1)
-    await pools[0].unpause()
+    await pools[0].resume()
     permits = [await asyncio.wait_for(task, 10) for task in waiting]
     assert [permit.fence for permit in permits] == sorted(permit.fence for permit in permits)
     assert_keeps_to(rate, [taken, *permits])
@@ -158,11 +158,11 @@ async def test_what_a_key_had_is_forgotten_when_its_tokens_are_back(
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"limit": 0},
-        {"limit": 1, "per": 0},
-        {"limit": 1, "burst": 0},
-        {"limit": 1.5},
-        {"limit": 1, "per": 3600, "burst": 9000},
+        {"count": 0},
+        {"count": 1, "per": 0},
+        {"count": 1, "burst": 0},
+        {"count": 1.5},
+        {"count": 1, "per": 3600, "burst": 9000},
     ],
     ids=str,
 )

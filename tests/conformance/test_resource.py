@@ -58,7 +58,7 @@ async def test_inspect_has_a_limit(client: Redlease) -> None:
     for number, weight in enumerate((1, 2, 3, 1, 2)):
         await pool.acquire(ticket=f"h{number}", weight=weight)
     tasks = [(await queue_up(pool, 1, ticket=f"w{number}"))[0] for number in range(4)]
-    snapshot = await pool.inspect(limit=2)
+    snapshot = await pool.inspect(max_items=2)
     assert [permit.ticket for permit in snapshot.holders] == ["h0", "h1"]
     assert [waiter.ticket for waiter in snapshot.waiters] == ["w0", "w1"]
     assert (snapshot.in_use, snapshot.waiting) == (9, 4)
@@ -79,7 +79,7 @@ async def test_totals_count_the_living(make_client: MakeClient, engine: str) -> 
     await gone.abandon()
 
     async def only_the_living() -> bool:
-        snapshot = await pool.inspect(limit=1)
+        snapshot = await pool.inspect(max_items=1)
         return (snapshot.in_use, snapshot.waiting) == (2, 2)
 
     await eventually(only_the_living)
@@ -126,7 +126,7 @@ async def test_a_smaller_capacity_takes_nothing_away(client: Redlease) -> None:
     pool = client.semaphore("r", capacity=3)
     permits = [await pool.acquire() for _ in range(3)]
     await pool.resize(1)
-    assert all([await pool.check(permit) for permit in permits])
+    assert all([await pool.is_held(permit) for permit in permits])
     (task,) = await queue_up(pool, 1)
     assert await pool.release(permits[0])
     assert await pool.release(permits[1])
@@ -289,7 +289,7 @@ async def test_release_all_lets_nobody_in_from_a_long_queue(make_client: MakeCli
     tasks = [asyncio.create_task(lock.acquire()) for _ in range(1100)]
 
     async def all_wait() -> bool:
-        return len((await lock.inspect(limit=2000)).waiters) == len(tasks)
+        return len((await lock.inspect(max_items=2000)).waiters) == len(tasks)
 
     await eventually(all_wait, 20)
     freed = await lock.release_all(queue=True)

@@ -106,7 +106,7 @@ async def test_a_permit_that_is_gone_is_not_downgraded(client: Redlease) -> None
     writer = await other
     with pytest.raises(LeaseLost):
         await hold.downgrade()
-    assert await catalog.write.check(writer)
+    assert await catalog.write.is_held(writer)
     assert await catalog.read.try_acquire() is None
 
 

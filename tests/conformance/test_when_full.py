@@ -83,7 +83,7 @@ async def test_of_a_key_only_the_newest_waits(client: Redlease) -> None:
         older.append(await asked(pool, f"a{number}", key="a", when_full=WAITER))
         await superseded(*older[:-1][-1:])
         assert set(await waiting_tickets(pool)) == {"b", "none", f"a{number}"}
-    assert await pool.check(permit)
+    assert await pool.is_held(permit)
     assert await pool.release(permit)
     assert min(await served(pool, of_b, without, older[-1])) > permit.fence
 
@@ -123,11 +123,11 @@ async def test_the_newest_of_many_takes_over(client: Redlease) -> None:
     newest = [asyncio.create_task(pool.acquire(key=f"k{number}", when_full=HOLDER)) for number in (0, 250, 299, 599)]
 
     async def ended() -> bool:
-        return sum([not await pool.check(permit) for permit in held]) == len(newest)
+        return sum([not await pool.is_held(permit) for permit in held]) == len(newest)
 
     await eventually(ended)
     for number, task in zip((0, 250, 299, 599), newest, strict=True):
-        assert not await pool.check(held[number])
+        assert not await pool.is_held(held[number])
         assert await pool.release(held[number])
         await task
 
@@ -146,7 +146,7 @@ async def test_the_newest_takes_over(client: Redlease) -> None:
                     await asyncio.sleep(60)
                 finally:
                     assert hold.lost
-                    assert not await lock.check(hold.permit)
+                    assert not await lock.is_held(hold.permit)
                     assert (await lock.inspect()).waiting == 1
                     ended.set()
         except LeaseLost as error:
@@ -181,7 +181,7 @@ async def test_a_permit_is_replaced(client: Redlease) -> None:
 
 async def is_not_held(pool: Semaphore, permit: Permit) -> bool:
     """Tell whether a permit is not held."""
-    return not await pool.check(permit)
+    return not await pool.is_held(permit)
 
 
 async def until_not_held(pool: Semaphore, permit: Permit) -> None:
@@ -212,11 +212,11 @@ async def test_as_many_as_it_takes(client: Redlease) -> None:
     newer = await asked(pool, "newer", key="a", weight=2, when_full=HOLDER, grace=60)
     await superseded(waiter)
     await until_not_held(pool, older[1])
-    assert [await pool.check(permit) for permit in (*older, other)] == [False, False, True, True]
+    assert [await pool.is_held(permit) for permit in (*older, other)] == [False, False, True, True]
     for permit in older[:2]:
         assert await pool.release(permit)
     permit = await newer
-    assert await pool.check(older[2])
+    assert await pool.is_held(older[2])
     for each in (permit, older[2], other):
         assert await pool.release(each)
 
@@ -226,7 +226,7 @@ async def test_a_key_at_its_limit(client: Redlease) -> None:
     pool = client.semaphore("r", capacity=4, per_key=1)
     older = await pool.acquire(key="a")
     newer = await pool.acquire(key="a", when_full=HOLDER, grace=0.1, timeout=30)
-    assert not await pool.check(older)
+    assert not await pool.is_held(older)
     assert await pool.release(newer)
 
 
@@ -235,7 +235,7 @@ async def test_a_free_unit_replaces_nobody(client: Redlease) -> None:
     pool = client.semaphore("r", capacity=2)
     older = await pool.acquire()
     newer = await pool.acquire(when_full=HOLDER)
-    assert await pool.check(older)
+    assert await pool.is_held(older)
     assert await pool.release(older)
     assert await pool.release(newer)
 
@@ -356,14 +356,14 @@ async def test_beside_limits(client: Redlease) -> None:
     """A limit of an operator counts as the capacity does; while grants are paused the older one is replaced too."""
     pool = client.semaphore("r", capacity=3)
     older = await pool.acquire()
-    await pool.limit(1)
+    await pool.set_limit(1)
     limited = await asked(pool, "limited", when_full=HOLDER, grace=60)
     await until_not_held(pool, older)
     await pool.pause()
     assert await pool.release(older)
     newest = await asked(pool, "newest", when_full=HOLDER)
     await superseded(limited)
-    await pool.unpause()
+    await pool.resume()
     assert await pool.release(await newest)
 
 

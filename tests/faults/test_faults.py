@@ -86,7 +86,7 @@ async def test_one_fault_in_a_permit(
     renewed = await lock.renew(permit)
     assert (renewed.fence, renewed.ticket) == (permit.fence, "t")
     proxy.plan(fault, 1, "EVALSHA")
-    assert await lock.check(renewed)
+    assert await lock.is_held(renewed)
     proxy.plan(fault, 1, "EVALSHA")
     hold = await lock.adopt(renewed)
     assert hold.fence > permit.fence
@@ -189,7 +189,7 @@ async def test_a_short_outage_costs_nothing(shaky: Redlease, proxy: Proxy) -> No
         await asyncio.sleep(0.7)
         await proxy.accept()
         await eventually(lambda: hold.remaining() > 1.5)
-        assert await lock.check(hold.permit)
+        assert await lock.is_held(hold.permit)
 
 
 # Late copies: a network that keeps a request back, and delivers it when nobody waits for it any more.
@@ -260,7 +260,7 @@ async def test_a_late_copy_finds_its_own_permit(
     frame = await captured_acquire(use)
     await send_copy(server, frame)
     assert len(await left_over(raw, prefix)) == 1
-    assert await lock.check(permits[0])
+    assert await lock.is_held(permits[0])
     assert await lock.release(permits[0])
     assert await left_over(raw, prefix) == []
 
@@ -278,7 +278,7 @@ async def test_a_late_copy_does_not_disturb_the_ticket_s_next_use(
     frame = await captured_acquire(use)
     permit = await lock.acquire(ticket="t")
     await send_copy(server, frame)
-    assert await lock.check(permit)
+    assert await lock.is_held(permit)
     assert await lock.release(permit)
     assert await left_over(raw, prefix) == []
 

@@ -51,7 +51,7 @@ async def test_a_hundred_clients_keep_to_a_limit(client: Redlease, servers: Serv
             return started
 
         children = [await begin(CAPACITY) for _ in range(4)]
-        await pool.limit(ALLOWED, until=3)
+        await pool.set_limit(ALLOWED, until=3)
         (limit,) = (await pool.inspect()).limits
         children[0].kill()
         await begin(2 * CAPACITY)

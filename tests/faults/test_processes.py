@@ -94,7 +94,7 @@ async def test_a_paused_holder_finds_out(server: Server, make_client: MakeClient
         said = await holder.event("lost")
         assert (said["released"], said["remaining"]) == (False, 0)
         assert await holder.process.wait() == 0
-    assert await lock.check(permit)
+    assert await lock.is_held(permit)
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ async def test_calls_while_the_server_is_away(server: Server, make_client: MakeC
     with pytest.raises(Unavailable, match="r"):
         await lock.acquire(timeout=0.3)
     assert not await asyncio.wait_for(hold.release(), 15)
-    calls = (lock.try_acquire(), lock.inspect(), lock.release(permit), lock.renew(permit), lock.check(permit))
+    calls = (lock.try_acquire(), lock.inspect(), lock.release(permit), lock.renew(permit), lock.is_held(permit))
     outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
     for outcome in outcomes:
         assert isinstance(outcome, Unavailable), outcome
@@ -357,7 +357,7 @@ async def test_a_jump_ahead_lapses_what_it_passes(patched: tuple[PatchedClock, R
     later = await asyncio.wait_for(task, 15)
     assert later.fence > permit.fence
     assert not await lock.release(permit)
-    assert await lock.check(later)
+    assert await lock.is_held(later)
 
 
 async def test_a_jump_back_keeps_the_queue_moving(patched: tuple[PatchedClock, Redlease]) -> None:

@@ -106,7 +106,7 @@ async def test_a_job_takes_the_turn_of_its_tenant(server: Server) -> None:
         with BlockingRedlease.from_url(server.url, prefix="turns-of-jobs") as client:
             pool = client.semaphore("pool", capacity=5, per_key=1)
 
-            @exclusive(pool, when_held="skip", turn_key=lambda tenant, further="": tenant)
+            @exclusive(pool, when_held="skip", key=lambda tenant, further="": tenant)
             def job(tenant: str, further: str = "") -> str | None:
                 return f"{tenant}, {job(further) if further else None}"
 

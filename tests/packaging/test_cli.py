@@ -509,7 +509,7 @@ async def test_inspect_counts_what_it_does_not_list(url: str, prefix: str) -> No
         waiting = [asyncio.create_task(gpu.acquire()) for _ in range(1001)]
 
         async def all_wait() -> bool:
-            return (await gpu.inspect(limit=1)).waiting == 1001
+            return (await gpu.inspect(max_items=1)).waiting == 1001
 
         await eventually(all_wait)
         place = ("inspect", "gpu", "--url", url, "--prefix", prefix)
@@ -567,21 +567,23 @@ async def test_limits_are_set_shown_and_lifted(url: str, prefix: str) -> None:
     async with Redlease.from_url(url, prefix=prefix) as client:
         gpu = client.semaphore("gpu", capacity=3)
         await gpu.acquire()
-        done = await run_async("limit", "gpu", "--capacity", "1", "--until", "2h", "--reason", "driver update", *place)
+        done = await run_async(
+            "set-limit", "gpu", "--capacity", "1", "--until", "2h", "--reason", "driver update", *place
+        )
         assert (done.returncode, done.stdout) == (0, "gpu is limited.\n"), done.stderr
         assert await gpu.try_acquire() is None
         shown = (await run_async("inspect", "gpu", *place)).stdout
         assert re.search(r"limit by \S+, for 7\d\d\d(\.\d+)? s more: .* at most 1: driver update", shown), shown
         assert "1 of 3, limit 1" in (await run_async("ls", *place)).stdout
-        assert (await run_async("limit", "gpu", "--capacity", "2", "--key", "acme", *place)).returncode == 0
+        assert (await run_async("set-limit", "gpu", "--capacity", "2", "--key", "acme", *place)).returncode == 0
         assert (await run_async("pause", "gpu", *place)).returncode == 0
         assert "paused" in (await run_async("ls", *place)).stdout
-        for command, status in (("unpause", 0), ("unpause", 1), ("unlimit", 0), ("unlimit", 1)):
+        for command, status in (("resume", 0), ("resume", 1), ("clear-limit", 0), ("clear-limit", 1)):
             assert (await run_async(command, "gpu", *place)).returncode == status, command
         assert [limit.key for limit in (await gpu.inspect()).limits] == ["acme"]
-        assert (await run_async("unlimit", "gpu", "--key", "acme", *place)).returncode == 0
+        assert (await run_async("clear-limit", "gpu", "--key", "acme", *place)).returncode == 0
         assert await gpu.try_acquire() is not None
-        wrong = await run_async("limit", "gpu", "--capacity", "1", "--until", "soon", *place)
+        wrong = await run_async("set-limit", "gpu", "--capacity", "1", "--until", "soon", *place)
         assert wrong.returncode == 1
         assert "--until is a duration as 90s" in wrong.stderr
         assert (await gpu.inspect()).limits == ()

@@ -74,7 +74,7 @@ async def use_locks(client: Redlease) -> None:
             waiting = asyncio.create_task(lock.acquire())
             await until_waiting(lock, 1)
         hold = await lock.adopt(await lock.renew(await waiting))
-    assert await lock.check(hold.permit)
+    assert await lock.is_held(hold.permit)
     assert await hold.release()
     assert {"granted", "adopted", "released"} <= {entry.event for entry in await lock.history()}
     with pytest.raises(NotReplicated):

@@ -161,7 +161,7 @@ async def test_published(
             await publisher.publish(f"{state_key}:watch", payload[:100])
         with pytest.raises(exceptions.NoPermissionError):
             await publisher.execute_command("PUBSUB", "CHANNELS")
-    assert await client.lock("r").check(hold.permit)  # its reply comes behind them
+    assert await client.lock("r").is_held(hold.permit)  # its reply comes behind them
     await asyncio.sleep(0.05)
     hold.check()
     assert not waiting.done()
@@ -171,7 +171,7 @@ async def test_published(
     assert await hold.release()
     permit = await waiting
     assert hold.fence < permit.fence < 2**52
-    assert await other.lock("r").check(permit)
+    assert await other.lock("r").is_held(permit)
 
 
 async def _held(client: Redlease) -> Hold:
@@ -229,7 +229,7 @@ async def test_from_another_prefix(server: Server, client: Redlease, name: str, 
         filled = [part for word in command.split() for part in word.format(**words).split("\0")]
         with pytest.raises(exceptions.ResponseError, match=REFUSED):
             await neighbour.execute_command(*filled)
-        assert await client.lock("r").check(hold.permit)
+        assert await client.lock("r").is_held(hold.permit)
 
 
 async def test_another_prefix_flushes_the_scripts(server: Server, client: Redlease) -> None:

@@ -71,7 +71,7 @@ async def test_mutual_tls(own_server: OwnServer, tmp_path: Path) -> None:
         )
 
     async with client("ours-leaf") as trusted, trusted.lock("r").hold() as hold:
-        assert await trusted.lock("r").check(hold.permit)
+        assert await trusted.lock("r").is_held(hold.permit)
     for leaf in (None, "theirs-leaf"):
         stranger = client(leaf)
         with pytest.raises(RedleaseError), pytest.MonkeyPatch.context() as patch:

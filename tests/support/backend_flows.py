@@ -116,7 +116,7 @@ class Actor:
     @workflow.update
     async def check(self, on: On, permit: Permit) -> bool:
         """Check."""
-        return await on.pool().check(permit)
+        return await on.pool().is_held(permit)
 
     @workflow.update
     async def inspect(self, on: On) -> Snapshot:
@@ -126,7 +126,7 @@ class Actor:
     @workflow.update
     async def inspect_first(self, on: On, limit: int) -> Snapshot:
         """Inspect, with so many of each listed."""
-        return await on.pool().inspect(limit=limit)
+        return await on.pool().inspect(max_items=limit)
 
     @workflow.update
     async def position(self, on: On, ticket: str) -> Position | None:

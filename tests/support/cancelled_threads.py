@@ -157,7 +157,7 @@ def bodies(client: Redlease, name: str) -> dict[str, Callable[[], object]]:
         with client.all(lock, pool):
             pass
 
-    @lock.guarded()
+    @lock.holding()
     def guarded() -> None:
         pass
 

@@ -28,7 +28,7 @@ class RoundTrip:
         permit = await pool.acquire(metadata={"why": "test"})
         back = await workflow.execute_activity(echo, permit, start_to_close_timeout=timedelta(seconds=10))
         assert back == permit
-        assert await pool.check(back)
+        assert await pool.is_held(back)
         assert [holder.fence for holder in (await pool.inspect()).holders] == [permit.fence]
         renewed = await pool.renew(back)
         assert await pool.release(renewed)

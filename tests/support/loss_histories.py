@@ -252,16 +252,16 @@ class History:
             lambda: pool.release(f"shared-one-{key}"),
             lambda: pool.release_all(queue=random.random() < 0.5),
             lambda: pool.pause(until=brief_s),
-            pool.unpause,
-            lambda: pool.hold_back(key, brief_s),
-            lambda: pool.unlimit(key=key),
-            lambda: pool.end_hold_back(key),
+            pool.resume,
+            lambda: pool.back_off(key, brief_s),
+            lambda: pool.clear_limit(key=key),
+            lambda: pool.end_back_off(key),
         ]
         if self.settings.kind != "rwlock":
             calls += [
-                lambda: pool.limit(random.randint(0, 2), until=brief_s),
-                lambda: pool.limit(per_key=random.randint(0, 2), until=brief_s),
-                lambda: pool.limit(random.randint(0, 2), key=key, until=brief_s),
+                lambda: pool.set_limit(random.randint(0, 2), until=brief_s),
+                lambda: pool.set_limit(per_key=random.randint(0, 2), until=brief_s),
+                lambda: pool.set_limit(random.randint(0, 2), key=key, until=brief_s),
             ]
         if self.settings.kind == "semaphore" and self.settings.capacity > 1:
             calls.append(lambda: pool.resize(random.randint(self.settings.capacity, 5)))
@@ -269,9 +269,9 @@ class History:
 
     async def _lift(self) -> None:
         pool = self.sides[0].one
-        await pool.unpause()
+        await pool.resume()
         for key in {None, *self.settings.keys}:
-            await pool.unlimit(key=key)
+            await pool.clear_limit(key=key)
         if self.settings.kind == "semaphore" and self.settings.capacity > 1:
             await pool.resize(self.settings.capacity)
 

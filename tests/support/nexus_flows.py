@@ -86,7 +86,7 @@ class RemoteCalls:
         none = await pool.try_acquire()
         seen = await pool.inspect()
         renewed = await pool.renew(one, lease=timedelta(minutes=1))
-        held = await pool.check(one)
+        held = await pool.is_held(one)
         released = [await pool.release(one), await pool.release(one), await pool.release("two")]
         lost: list[str | None] = []
         try:
@@ -95,7 +95,7 @@ class RemoteCalls:
             lost = [error.resource, error.ticket]
         return [
             [one.fence == again.fence < two.fence, none, [holder.ticket for holder in seen.holders], renewed.lease_ms],
-            [held, released, await pool.check(one), lost],
+            [held, released, await pool.is_held(one), lost],
         ]
 
 

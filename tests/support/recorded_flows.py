@@ -103,9 +103,9 @@ async def by_hand(pool: Semaphore) -> list[bool]:
     return [
         refused is None,
         len(snapshot.holders) == 2,
-        await pool.check(permit),
+        await pool.is_held(permit),
         await pool.release(permit),
-        await pool.check(permit),
+        await pool.is_held(permit),
         await pool.release(other.ticket),
     ]
 

@@ -86,7 +86,7 @@ class Stage:
 
     async def held(self, resource: str) -> set[str]:
         """Return the workflows that hold."""
-        snapshot = await self.relay.client.semaphore(resource, 1000).inspect(limit=2000)
+        snapshot = await self.relay.client.semaphore(resource, 1000).inspect(max_items=2000)
         return {permit.owner for permit in snapshot.holders}
 
     async def watched(self) -> list[str]:

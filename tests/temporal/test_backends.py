@@ -118,7 +118,7 @@ async def test_where_a_request_stands(bench: Bench) -> None:
     assert await bench.do(actor, Actor.release, held)
     next_one: Permit = await waiting[0]
     position: Position = await bench.do(actor, Actor.position, "c")
-    assert position.place == 1
+    assert position.rank == 1
     assert position.estimated_wait == pytest.approx((next_one.granted_at_ms - held.granted_at_ms) / 1000, abs=0.5)
     assert await bench.do(actor, Actor.release, next_one)
     await waiting[1]

@@ -369,7 +369,7 @@ async def test_adopted_from_outside(client: Client, place: Place, pool: Semaphor
         Adopting.run, args=[USE, permit], id=place.task_queue, task_queue=place.task_queue
     )
     assert after > before == permit.fence
-    assert not await pool.check(permit)
+    assert not await pool.is_held(permit)
 
 
 async def test_adopted_too_late(client: Client, place: Place, pool: Semaphore) -> None:

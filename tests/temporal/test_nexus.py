@@ -298,19 +298,19 @@ async def test_many_wait_while_every_handler_is_killed(
                 await client.start_workflow(Remote.run, "complete", id=workflow_id, task_queue=place.task_queue)
             )
         await eventually(lambda: _so_many_wait(pool, MANY), SOON)
-        before = [waiter.ticket for waiter in (await pool.inspect(limit=MANY)).waiters]
+        before = [waiter.ticket for waiter in (await pool.inspect(max_items=MANY)).waiters]
         first.kill()
         await worker_process("nexus_flows", **service)
         assert await holder_of(pool) == fence
         await holder.signal(Remote.proceed)
         second = (await eventually(lambda: _other_holder(pool, fence), SOON)).ticket
         assert second == before[0]
-        assert [waiter.ticket for waiter in (await pool.inspect(limit=MANY)).waiters] == before[1:]
+        assert [waiter.ticket for waiter in (await pool.inspect(max_items=MANY)).waiters] == before[1:]
         await asyncio.gather(*(handle.terminate() for handle in handles))
 
 
 async def _so_many_wait(pool: Semaphore, count: int) -> bool:
-    return (await pool.inspect(limit=1)).waiting == count
+    return (await pool.inspect(max_items=1)).waiting == count
 
 
 async def _other_holder(pool: Semaphore, fence: int) -> Permit | None:

@@ -63,10 +63,10 @@ async def test_services_and_workflows_exclude_each_other(bench: Bench, pool: Slo
     await holder.signal(Holder.proceed)
     permit = await asyncio.wait_for(waiting, 15)
     assert permit.fence > fence
-    assert await pool.check(permit)
+    assert await pool.is_held(permit)
     assert await pool.release(permit)
     assert not await pool.release(permit)
-    assert not await pool.check(permit)
+    assert not await pool.is_held(permit)
 
 
 async def test_a_hold_is_renewed(bench: Bench) -> None:

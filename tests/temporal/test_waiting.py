@@ -136,7 +136,7 @@ async def test_five_hundred_wait_without_a_slot(make_stage: MakeStage, redis_url
     for start in range(0, count, 50):
         handles += await asyncio.gather(*(stage.start(wait, number) for number in range(start, start + 50)))
     await eventually(lambda: _so_many(pool, count), 400)
-    tickets = [waiter.ticket for waiter in (await pool.inspect(limit=count)).waiters]
+    tickets = [waiter.ticket for waiter in (await pool.inspect(max_items=count)).waiters]
 
     for number in range(5):
         # Were all slots taken, it would wait until the release, which comes later.
@@ -152,7 +152,7 @@ async def test_five_hundred_wait_without_a_slot(make_stage: MakeStage, redis_url
 
 
 async def _so_many(pool: Semaphore, count: int) -> bool:
-    return len((await pool.inspect(limit=count)).waiters) == count
+    return len((await pool.inspect(max_items=count)).waiters) == count
 
 
 async def test_the_order_is_that_of_arrival_in_the_queue(make_stage: MakeStage) -> None:

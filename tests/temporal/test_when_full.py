@@ -120,7 +120,7 @@ async def test_the_newest_waits(starter: Starter, pool: Semaphore) -> None:
         await service
     second = await starter.start(Ask("replace-waiter", "a"))
     assert (await first.result()).startswith("Superseded: resource 'r': a newer request replaced ticket")
-    assert await pool.check(permit)
+    assert await pool.is_held(permit)
     await pool.release(permit)
     await pool.release(await other)
     await second.execute_update(NewestHolder.until_held)
@@ -147,7 +147,7 @@ async def test_the_newest_takes_over(starter: Starter, pool: Semaphore) -> None:
     newer = await starter.start(Ask("replace-holder"))
     await older.execute_update(NewestHolder.until_leaving)
     lost = await older.execute_update(NewestHolder.until_held)
-    assert not await pool.check(lost)
+    assert not await pool.is_held(lost)
     await waits_alone(pool, newer)
     await older.signal(NewestHolder.proceed)
     permit = await newer.execute_update(NewestHolder.until_held)
@@ -167,7 +167,7 @@ async def test_a_body_that_goes_on_delays_the_newest_for_its_grace(starter: Star
     newer = await starter.start(Ask("replace-holder", grace=1.5))
     after = await asyncio.wait_for(newer.execute_update(NewestHolder.until_held), 30)
     assert after.fence > before.fence
-    assert await pool.check(after)
+    assert await pool.is_held(after)
     for handle in (older, newer):
         await handle.signal(NewestHolder.proceed)
         assert await handle.result() == "done"
@@ -180,7 +180,7 @@ async def test_a_run_that_is_terminated_makes_room(starter: Starter, pool: Semap
     newer = await starter.start(Ask("replace-holder", grace=3))
     await older.execute_update(NewestHolder.until_leaving)
     await older.terminate()
-    assert await pool.check(await asyncio.wait_for(newer.execute_update(NewestHolder.until_held), 30))
+    assert await pool.is_held(await asyncio.wait_for(newer.execute_update(NewestHolder.until_held), 30))
     await newer.signal(NewestHolder.proceed)
     assert await newer.result() == "done"
 

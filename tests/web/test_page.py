@@ -56,9 +56,9 @@ async def test_what_happens_is_seen_live(client: Redlease, url: str, prefix: str
         await expect(page.locator("#timeline .bar.released title")).to_contain_text("owner ann")
         await page.get_by_text("History as a list").click()
         await expect(page.locator("#entries .what")).to_have_text(["granted", "released", "granted", "granted"])
-        await pool.limit(1, reason="vendor")
-        await pool.limit(2, key="eu")
-        await pool.unlimit()
+        await pool.set_limit(1, reason="vendor")
+        await pool.set_limit(2, key="eu")
+        await pool.clear_limit()
         told = ["limit lifted", "limit of key eu is 2", "limit is 1", "granted"]
         await expect(page.locator("#entries .what")).to_have_text([*told, "released", "granted", "granted"])
         await expect(page.locator("#timeline .rows > g > text")).to_have_text(["ann", "bob", "cem", "dee"])

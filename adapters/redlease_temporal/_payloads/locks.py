@@ -89,7 +89,7 @@ class RateLimit:
         if rate is None:
             return None
         if isinstance(rate, Rate):
-            return cls(rate.limit, milliseconds("per", rate.per), rate.burst)
+            return cls(rate.count, milliseconds("per", rate.per), rate.burst)
         if rate != 0 or type(rate) is not int:
             raise ValueError(f"{parameter} must be a Rate, or 0 for none, not {rate!r}")
         return cls(0)

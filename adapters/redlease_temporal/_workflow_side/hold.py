@@ -60,7 +60,7 @@ class Hold:
     As `async with` block it releases the permit at the end. If the permit is lost meanwhile, the task that entered the
     block is cancelled and the block raises `LeaseLost` (`on_lost="cancel"`), or only `lost` is set
     (`on_lost="signal"`). Activities started in the block do not run once the permit is lost. `lost` and `check()`
-    answer from what the run has been notified of; `await pool.check(permit)` asks Redis.
+    answer from what the run has been notified of; `await pool.is_held(permit)` asks Redis.
     """
 
     def __init__(

@@ -258,7 +258,7 @@ class Semaphore:
             call = locks.ReleaseCall(self._terms, permit.ticket, permit.fence)
         return await shielded(self._backend.release(call))
 
-    async def check(self, permit: Permit) -> bool:
+    async def is_held(self, permit: Permit) -> bool:
         """Whether the backend still has the permit with its fence.
 
         Raises:
@@ -267,16 +267,16 @@ class Semaphore:
         self._check_own(permit)
         return await self._backend.check(locks.CheckCall(self._terms, permit.ticket, permit.fence))
 
-    async def inspect(self, *, limit: int = 100) -> Snapshot:
-        """The resource as it is at one moment, with at most `limit` holders and as many waiters.
+    async def inspect(self, *, max_items: int = 100) -> Snapshot:
+        """The resource as it is at one moment, with at most `max_items` holders and as many waiters.
 
         The history of the run records the result: keep it small.
 
         Raises:
             Unavailable: The backend was not reached in time.
         """
-        as_usage_error(limits.checked_count, "limit", limit)
-        return await self._backend.inspect(locks.InspectCall(self._terms, limit))
+        as_usage_error(limits.checked_count, "max_items", max_items)
+        return await self._backend.inspect(locks.InspectCall(self._terms, max_items))
 
     async def position(self, ticket: str) -> Position | None:
         """Where a request stands in the queue, and about how long it will wait, by its ticket.

@@ -54,13 +54,13 @@ class RWLock:
         """The name of the resource."""
         return self.read.name
 
-    async def inspect(self, *, limit: int = 100) -> Snapshot:
+    async def inspect(self, *, max_items: int = 100) -> Snapshot:
         """Both sides as they are at one moment; `is_writer` tells the permits and waiters of writers.
 
         Raises:
             Unavailable: The backend was not reached in time.
         """
-        return await self.read.inspect(limit=limit)
+        return await self.read.inspect(max_items=max_items)
 
     @staticmethod
     def is_writer(permit: Permit | Waiter) -> bool:

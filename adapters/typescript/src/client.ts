@@ -99,7 +99,7 @@ export class Semaphore {
   }
 
   /** Tells whether the permit is held now under its fence. */
-  async check({ticket, fence}: Permit): Promise<boolean> {
+  async isHeld({ticket, fence}: Permit): Promise<boolean> {
     return (await this.client.connection.call("check", this.#terms.keys, {ticket, fence}))[0] === 1;
   }
 

@@ -40,7 +40,7 @@ const CHECKS: Record<string, () => Promise<void>> = {
     await assert.rejects(pool.acquire({timeoutMs: 0}), AcquireTimeout);
     assert.deepEqual((await pool.inspect()).holders.map(({ticket, metadata}) => [ticket, metadata]), [["order-42", {}]]);
     assert((await pool.renew(permit)).expires_at_ms >= permit.expires_at_ms);
-    assert.equal(await pool.check(permit), true);
+    assert.equal(await pool.isHeld(permit), true);
     assert.equal(await pool.release(permit), true);
     assert.equal(await pool.release(permit), false);
     await assert.rejects(pool.renew(permit), LeaseLost);
@@ -178,7 +178,7 @@ const CHECKS: Record<string, () => Promise<void>> = {
     assert(second.fence > hold.fence);
     await hold.release();
     second.check();
-    assert.equal(await other.lock("cut").check(second.permit), true);
+    assert.equal(await other.lock("cut").isHeld(second.permit), true);
     await second.release();
   },
 

@@ -96,7 +96,9 @@ class Top:
 
     async def _detail(self, name: str) -> Detail:
         resource = self._client.semaphore(name, UNDECLARED)
-        snapshot, entries = await asyncio.gather(resource.inspect(limit=SHOWN_MOST), resource.history(ENTRIES_SHOWN))
+        snapshot, entries = await asyncio.gather(
+            resource.inspect(max_items=SHOWN_MOST), resource.history(ENTRIES_SHOWN)
+        )
         return Detail(snapshot, entries)
 
     async def _count_losses(self, each: Summary) -> None:

@@ -39,8 +39,8 @@ class ResourceControl:
         """The name of the resource."""
         return self._resource.name
 
-    async def inspect(self, *, limit: int = snapshots.SNAPSHOT_LIMIT) -> Snapshot:
-        """Returns a snapshot of the resource, with at most `limit` holders and `limit` waiters.
+    async def inspect(self, *, max_items: int = snapshots.SNAPSHOT_LIMIT) -> Snapshot:
+        """Returns a snapshot of the resource, with at most `max_items` holders and as many waiters.
 
         A snapshot of more than about 150 entries is read in pages, each consistent in itself: a ticket that comes or
         goes meanwhile may be missing, none is listed twice. `server_time_ms` and `fence` are those of the last page.
@@ -48,8 +48,8 @@ class ResourceControl:
         Raises:
             Unavailable: The server was not reached, or the connection was lost repeatedly meanwhile.
         """
-        limits.checked_count("limit", limit)
-        return await self._operations.inspect(self._resource, declared=self._terms.capacity, limit=limit)
+        limits.checked_count("max_items", max_items)
+        return await self._operations.inspect(self._resource, declared=self._terms.capacity, limit=max_items)
 
     async def locked(self) -> bool:
         """Returns True if no unit is free, or somebody waits: an acquire of weight 1 would have to wait now.
@@ -74,7 +74,7 @@ class ResourceControl:
             ValueError: It is not a valid ticket.
 
         Example:
-            >>> (await pool.position("order-42")).place  # doctest: +SKIP
+            >>> (await pool.position("order-42")).rank  # doctest: +SKIP
             3
         """
         limits.checked_text("ticket", ticket, limits.TICKET_BYTES_MAX)
@@ -120,7 +120,7 @@ class ResourceControl:
 
     # Limits
 
-    async def limit(
+    async def set_limit(
         self,
         capacity: int | None = None,
         *,
@@ -129,7 +129,7 @@ class ResourceControl:
         until: Until = None,
         reason: str = "",
     ) -> None:
-        """Limits how many units may be held, whatever processes declare, until that ends or `unlimit` lifts it.
+        """Limits how many units may be held, whatever processes declare, until that ends or `clear_limit` lifts it.
 
         It takes effect at once and for all processes: what is held stays, and nothing is granted until fewer units are
         held than the limit. A request that is heavier than the limit waits until that ends, and those of its key that
@@ -149,8 +149,8 @@ class ResourceControl:
             ValueError: A parameter is wrong, or the time is over already.
 
         Example:
-            >>> await pool.limit(2, until=3600, reason="the vendor asked us to")  # doctest: +SKIP
-            >>> await pool.limit(1, key="acme")  # doctest: +SKIP
+            >>> await pool.set_limit(2, until=3600, reason="the vendor asked us to")  # doctest: +SKIP
+            >>> await pool.set_limit(1, key="acme")  # doctest: +SKIP
         """
         if (capacity is None) == (per_key is None):
             raise ValueError("give either capacity or per_key")
@@ -161,11 +161,11 @@ class ResourceControl:
         elif capacity is not None:
             await self._set_limit("limit", key, limits.checked_count("capacity", capacity, 0), until, reason)
 
-    async def unlimit(self, *, key: str | None = None) -> bool:
-        """Lifts what `limit` has set for the resource and for each key, or with `key` for that key.
+    async def clear_limit(self, *, key: str | None = None) -> bool:
+        """Lifts what `set_limit` has set for the resource and for each key, or with `key` for that key.
 
         A limit that was set for a single key stays until it is lifted with that `key`. A vendor's answer outranks an
-        operator: what `hold_back` has set stays until it ends, or `end_hold_back`.
+        operator: what `back_off` has set stays until it ends, or `end_back_off`.
 
         Returns whether there was a limit.
 
@@ -176,13 +176,13 @@ class ResourceControl:
         return any([await self._lift_limit(kind, key) for kind in kinds])
 
     async def pause(self, *, until: Until = None, reason: str = "") -> None:
-        """Grants nothing until that ends or `unpause`; who holds goes on. `limit` stays what it is.
+        """Grants nothing until that ends or `resume`; who holds goes on. A limit stays what it is.
 
-        Parameters and errors are those of `limit`.
+        Parameters and errors are those of `set_limit`.
         """
         await self._set_limit("pause", None, 0, until, reason)
 
-    async def unpause(self) -> bool:
+    async def resume(self) -> bool:
         """Ends a pause; returns whether there was one.
 
         Raises:
@@ -190,7 +190,7 @@ class ResourceControl:
         """
         return await self._lift_limit("pause", None)
 
-    async def hold_back(self, key: str | None, delay: Duration, *, reason: str = "") -> None:
+    async def back_off(self, key: str | None, delay: Duration, *, reason: str = "") -> None:
         """Grants nothing of that key so long, as after a vendor's answer 429 with Retry-After; None: nothing at all.
 
         Call it while you hold, so that nobody begins in between. Of several calls the one counts that ends last.
@@ -208,20 +208,20 @@ class ResourceControl:
             >>> async with pool.hold(key="acme"):  # doctest: +SKIP
             ...     response = await client.get(url)
             ...     if response.status_code == 429:
-            ...         await pool.hold_back("acme", float(response.headers["Retry-After"]))
+            ...         await pool.back_off("acme", float(response.headers["Retry-After"]))
         """
         delay_ms = limits.milliseconds("delay", delay)
-        await self._change_limit("hold_back", key, 0, str(delay_ms), limits.checked_reason(reason))
+        await self._change_limit("back_off", key, 0, str(delay_ms), limits.checked_reason(reason))
 
-    async def end_hold_back(self, key: str | None) -> bool:
-        """Ends what `hold_back` has set for that key or, with None, for the whole resource, earlier.
+    async def end_back_off(self, key: str | None) -> bool:
+        """Ends what `back_off` has set for that key or, with None, for the whole resource, earlier.
 
         Returns whether there was anything to end.
 
         Raises:
             Unavailable: The server was not reached. The call may be repeated.
         """
-        return await self._lift_limit("hold_back", key)
+        return await self._lift_limit("back_off", key)
 
     async def _set_limit(self, kind: LimitKind, key: str | None, units: int, until: Until, reason: str) -> None:
         reasons = limits.checked_reason(reason)

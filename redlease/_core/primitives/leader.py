@@ -125,5 +125,5 @@ class Leader:
         Raises:
             Unavailable: The server was not reached.
         """
-        holders = (await self._lock.inspect(limit=1)).holders
+        holders = (await self._lock.inspect(max_items=1)).holders
         return holders[0] if holders else None

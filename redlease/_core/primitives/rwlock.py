@@ -21,7 +21,7 @@ class Side(Semaphore):
         """Raises ValueError: a read-write lock has no capacity to set."""
         raise ValueError(f"{self.name!r} cannot be resized to {capacity}: a read-write lock has no capacity")
 
-    async def limit(
+    async def set_limit(
         self,
         capacity: int | None = None,
         *,
@@ -83,13 +83,13 @@ class RWLock:
         """The name of the resource."""
         return self.read.name
 
-    async def inspect(self, *, limit: int = SNAPSHOT_LIMIT) -> Snapshot:
+    async def inspect(self, *, max_items: int = SNAPSHOT_LIMIT) -> Snapshot:
         """Returns a snapshot of both sides; `is_writer` tells the permits and waiters of writers.
 
         Raises:
             Unavailable: The server was not reached.
         """
-        return await self.read.inspect(limit=limit)
+        return await self.read.inspect(max_items=max_items)
 
     def watch(self) -> AsyncGenerator[Snapshot, None]:
         """Yields a snapshot of both sides, and another one after each change, as `Semaphore.watch` does."""

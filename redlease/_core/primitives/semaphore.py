@@ -28,7 +28,7 @@ from redlease.models import Permit
 
 from .adoption import AdoptRequest, subscribed_keys
 from .control import ResourceControl
-from .guarded import Decorator, requests_of
+from .decorator import Decorator, requests_of
 
 logger = logging.getLogger("redlease")
 
@@ -116,16 +116,16 @@ class Semaphore(ResourceControl):
         )
         return HoldRequest(self._resource.name, self._obtain, spec, checked_hold_options(on_lost, max_hold))
 
-    def guarded(
+    def holding(
         self,
         *,
-        key: Callable[..., str] | None = None,
+        name_for: Callable[..., str] | None = None,
         timeout: Duration | None = None,
         weight: int = 1,
         owner: str | None = None,
         metadata: dict[str, str] | None = None,
         priority: int = 0,
-        turn_key: str | Callable[..., str] | None = None,
+        key: str | Callable[..., str] | None = None,
         share: float = 1,
         when_full: Full = "wait",
         grace: Duration = GRACE_S,
@@ -137,14 +137,14 @@ class Semaphore(ResourceControl):
         A parameter that is annotated as `Hold` gets the hold, unless a call passes it: `hold: Hold | None = None`.
 
         Args:
-            key: Gets the arguments of a call and returns a string; calls with different keys do not exclude each other.
-                The name of a call's resource is that of this primitive, a colon and the key.
+            name_for: Gets the arguments of a call and returns a string: calls with different ones do not exclude each
+                other. The name of a call's resource is that of this primitive, a colon and the string.
             timeout: This and the following are those of `hold`.
             weight: See `hold`.
             owner: See `hold`.
             metadata: See `hold`.
             priority: See `hold`.
-            turn_key: The `key` of `hold`, or what returns it from the arguments of a call.
+            key: See `hold`; or what returns it from the arguments of a call.
             share: See `hold`.
             when_full: See `hold`.
             grace: See `hold`.
@@ -155,16 +155,16 @@ class Semaphore(ResourceControl):
             ValueError: A parameter is wrong, or it decorates no `async def` function. Calls raise what `hold` does.
 
         Example:
-            >>> @client.lock("customer").guarded(key=lambda order: order.customer)  # doctest: +SKIP
+            >>> @client.lock("customer").holding(name_for=lambda order: order.customer)  # doctest: +SKIP
             ... async def ship(order: Order, hold: Hold | None = None) -> None: ...
         """
 
-        def spec(turn_key: str | None) -> AcquireSpec:
+        def spec(key: str | None) -> AcquireSpec:
             given = (timeout, None, weight, owner, metadata, priority)
-            return self._default_spec.changed(*given, turn_key, share, when_full, grace)
+            return self._default_spec.changed(*given, key, share, when_full, grace)
 
-        spec("any" if callable(turn_key) else turn_key)  # checks them
-        return Decorator(requests_of(self, spec, checked_hold_options(on_lost, max_hold)), key, turn_key)
+        spec("any" if callable(key) else key)  # checks them
+        return Decorator(requests_of(self, spec, checked_hold_options(on_lost, max_hold)), name_for, key)
 
     def weighted(self, weight: int) -> Units:
         """Returns so many units of this semaphore, to be acquired with others by `Redlease.all`.
@@ -331,7 +331,7 @@ class Semaphore(ResourceControl):
             )
         return released
 
-    async def check(self, permit: Permit) -> bool:
+    async def is_held(self, permit: Permit) -> bool:
         """Returns True if the permit is held now, under its fence.
 
         Raises:

@@ -19,7 +19,7 @@ MARK = b"\xff"  # what the name of an entry begins with that stands for a lock d
 LIMIT_WORDS: dict[LimitKind, str] = {
     "limit": "limit",
     "pause": "pause",
-    "hold_back": "back",
+    "back_off": "back",
     "per_key": "each",
     "rate": "rate",
 }

@@ -67,7 +67,7 @@ function factsOf(snapshot) {
 
 function limitOf({ kind, units: most, key, owner, reason }) {
   if (kind === "rate") return `${key === null ? "everybody" : `key ${plain(key)}`} waits for a token`;
-  const what = { limit: `limited to ${most}`, per_key: `each key limited to ${most}`, pause: "paused", hold_back: "held back" }[kind];
+  const what = { limit: `limited to ${most}`, per_key: `each key limited to ${most}`, pause: "paused", back_off: "held back" }[kind];
   return `${key === null ? "" : `key ${plain(key)} `}${what} by ${plain(owner)}${reason ? `: ${plain(reason)}` : ""}`;
 }
 

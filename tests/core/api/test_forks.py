@@ -34,7 +34,7 @@ async def main():
             if child == 0:
                 ENDS
             os.waitpid(child, 0)
-            print("own", await own.check(hold.permit), "other", await other.check(held[0].permit))
+            print("own", await own.is_held(hold.permit), "other", await other.is_held(held[0].permit))
         over.set()
         await task
 

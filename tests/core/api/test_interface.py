@@ -175,7 +175,7 @@ async def test_a_permit_that_is_none_is_refused_where_it_is_used(client: Redleas
     lock = client.lock("r")
     permit = await lock.acquire()
     bad = replace(permit, **wrong)
-    for use in (lock.renew, lock.release, lock.check, lock.adopt):
+    for use in (lock.renew, lock.release, lock.is_held, lock.adopt):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             await use(bad)
     assert await lock.release(permit)

@@ -231,7 +231,7 @@ async def main():
             assert own.fence > fence
         assert await awaited.release(before)
         assert await awaited.release(await waiting)
-        print("held", await client.lock("held").check(hold.permit))
+        print("held", await client.lock("held").is_held(hold.permit))
 
 
 asyncio.run(main())

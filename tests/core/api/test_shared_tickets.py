@@ -33,7 +33,7 @@ async def queued(client: Redlease, ticket: str) -> None:
 
 async def is_over(client: Redlease, permit: Permit) -> bool:
     """Whether a permit is no longer held."""
-    return not await client.lock("r").check(permit)
+    return not await client.lock("r").is_held(permit)
 
 
 async def cancelled(task: asyncio.Task[object]) -> None:
@@ -58,7 +58,7 @@ async def test_giving_up_leaves_the_holder_its_permit(others: list[Redlease]) ->
             await asyncio.sleep(0)  # it has asked, and has no answer yet
             await cancelled(asking)
             assert await c.lock("r").try_acquire() is None
-        assert await a.lock("r").check(hold.permit)
+        assert await a.lock("r").is_held(hold.permit)
         hold.check()
     assert await c.lock("r").try_acquire() is not None
 
@@ -155,7 +155,7 @@ async def test_no_lease_is_shortened_for_another(others: list[Redlease]) -> None
     assert shorter.expires_at_ms >= before
     renewed = await b.lock("r").renew(shorter, lease=1)
     assert renewed.expires_at_ms >= before
-    assert await a.lock("r").check(first.permit)
+    assert await a.lock("r").is_held(first.permit)
 
 
 async def test_a_first_renewal_shortens_no_other_lease(others: list[Redlease]) -> None:
@@ -171,7 +171,7 @@ async def test_a_first_renewal_shortens_no_other_lease(others: list[Redlease]) -
     await eventually(lambda: second_hold.permit.expires_at_ms != second_hold.permit.granted_at_ms)
     renewed = await b.lock("r").renew(second_hold.permit, lease=1)
     assert renewed.expires_at_ms - renewed.granted_at_ms > 10_000
-    assert await a.lock("r").check(first_hold.permit)
+    assert await a.lock("r").is_held(first_hold.permit)
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ async def test_retries_of_one_push_no_other_out(others: list[Redlease]) -> None:
         asking = asyncio.ensure_future(b.lock("r", lease=60).acquire(ticket="T"))
         await asyncio.sleep(0)
         await cancelled(asking)
-    assert await a.lock("r").check(first)
+    assert await a.lock("r").is_held(first)
     assert await b.lock("r").release(first)
     async with asyncio.timeout(10):
         assert all([await hold.wait_lost() for hold in holds])
@@ -306,7 +306,7 @@ async def test_who_loses_it_by_its_own_clock_takes_it_from_nobody(others: list[R
     await a.lock("r").locked()  # its reply comes behind that to what A has sent as it lost it
     assert await c.lock("r").try_acquire() is None
     hold.check()
-    assert await b.lock("r").check(hold.permit)
+    assert await b.lock("r").is_held(hold.permit)
 
 
 async def test_who_left_a_waiting_ticket_has_no_part_in_its_grant(others: list[Redlease]) -> None:

@@ -91,7 +91,7 @@ async def test_how_long_calls_wait_for_the_server(server: Server, make_client: M
     began = loop.time()
     calls: list[Any] = [lock.try_acquire(), lock.acquire(timeout=0), lock.hold(timeout=0).__aenter__()]
     calls += [lock.inspect(), lock.locked(), lock.release("u"), lock.release(permit), lock.renew(permit)]
-    calls += [lock.check(permit), lock.adopt(permit), lock.resize(1), lock.release_all()]
+    calls += [lock.is_held(permit), lock.adopt(permit), lock.resize(1), lock.release_all()]
     for outcome in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(outcome, Unavailable)
         assert "within 0.25 s" in str(outcome)

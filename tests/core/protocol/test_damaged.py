@@ -105,7 +105,7 @@ async def test_a_holder_without_a_record_is_shown_and_released(
     assert not await pool.release("first")
     granted = await waiting
     assert await pool.release_all() == 2
-    assert not await pool.check(granted)
+    assert not await pool.is_held(granted)
     snapshot = await pool.inspect()
     assert (snapshot.in_use, snapshot.damaged) == (0, ())
 
@@ -124,7 +124,7 @@ async def test_a_waiter_without_a_record_is_shown_and_taken_out(
     assert [(entry.kind, entry.name, entry.until_ms) for entry in snapshot.damaged] == [("waiter", "lost", None)]
     assert await lock.release_all() == 1
     assert (await lock.inspect()).damaged == ()
-    assert not await lock.check(held)
+    assert not await lock.is_held(held)
     assert await lock.release(await waiting)  # its client queued again
 
 

@@ -44,7 +44,7 @@ async def test_a_request_that_is_sent_again_replaces_nobody_anew(
     await eventually(lambda: proxy.commands["EVALSHA"] > before)
     await other.locked()
     await other.locked()  # what was sent in between has been done
-    assert await lock.check(permit)
+    assert await lock.is_held(permit)
     assert not older.done()
     await lock.release(permit)
     if when_full == WAITER:
@@ -68,7 +68,7 @@ async def test_a_request_that_lost_its_place_replaces_nobody(
     await until_waiting(lock, 1)
     await other.lock("r").locked()
     await other.lock("r").locked()
-    assert await lock.check(newer)
+    assert await lock.is_held(newer)
     assert await lock.release(newer)
     assert await lock.release(await stalled)
 
@@ -102,8 +102,8 @@ async def test_what_a_replaced_request_held_up_begins_at_once(servers: Servers, 
     with pytest.raises(Superseded):
         await heavy
     await pool.release_all()
-    assert not await pool.check(newer)
-    assert not await pool.check(held)
+    assert not await pool.is_held(newer)
+    assert not await pool.is_held(held)
 
 
 async def test_a_repeated_request_that_lifts_a_limit_lets_everybody_begin(
@@ -135,6 +135,6 @@ async def test_a_request_whose_grant_was_lost_replaces_nobody(
         newer = granted.get(timeout=20)  # the loop stands still until the other one has the lock
         await until_waiting(lock, 1)
         await lock.locked()
-        assert await lock.check(newer)
+        assert await lock.is_held(newer)
         assert await lock.release(newer)
     assert await lock.release(await asking)

@@ -143,7 +143,7 @@ async def test_no_body_begins_after_its_lease(client: Redlease) -> None:
     async def body() -> None:
         async with lock.hold() as hold:
             assert hold.remaining() > 0
-            assert await lock.check(hold.permit)
+            assert await lock.is_held(hold.permit)
 
     running = asyncio.create_task(body())
     await asyncio.sleep(0)  # it has asked
@@ -167,7 +167,7 @@ async def test_no_permit_is_returned_after_its_lease(servers: Servers, make_clie
         await lock.release(permit)
         time.sleep(1.2)
         permit = await waiting
-        assert await lock.check(permit)
+        assert await lock.is_held(permit)
         assert await lock.release(permit)
 
 

@@ -67,7 +67,7 @@ async def test_a_waiter_asks_a_few_times(
         for number in range(WAITERS):
             waiting += await queue_up(pools[number % count], 1, key=keys[number % len(keys)])
         before = await scripts_run(raw)
-        await pools[0].unpause()
+        await pools[0].resume()
         await asyncio.gather(*waiting)
         assert await scripts_run(raw) - before <= 8 * WAITERS
 
@@ -127,7 +127,7 @@ async def test_a_repeated_request_declares_nothing_anew(server: Any, clients: Cl
         await raw.publish(waits._session.connection.channel, f"x {request}")  # it repeats the request to see what is so
     await waits.lock("another").locked()  # its reply comes behind the message
     await pool.inspect()  # and this one behind that of the request
-    await other.unpause()
+    await other.resume()
     async with asyncio.timeout(SOON_SECONDS):
         await waiting
         for _ in range(2):
@@ -138,10 +138,10 @@ async def test_a_vendor_that_is_ready_earlier(clients: Clients) -> None:
     """Who waits for a key that was held back learns that it is no longer."""
     (client,) = await clients(1)
     pool = client.semaphore("r", capacity=9)
-    await pool.hold_back("a", 60)
+    await pool.back_off("a", 60)
     (waiting,) = await queue_up(pool, 1, key="a")
-    await pool.hold_back("a", 0.5)
-    assert await pool.end_hold_back("a")
+    await pool.back_off("a", 0.5)
+    assert await pool.end_back_off("a")
     async with asyncio.timeout(SOON_SECONDS):
         await waiting
 
@@ -153,7 +153,7 @@ async def test_who_cannot_be_granted_does_not_ask(server: Any, clients: Clients,
     pool, *pools = (c.semaphore("r", capacity=50, per_key=1, rate=Rate(100, burst=3)) for c in (busy, *waiters))
     await pool.acquire(key="a")
     if how == "held back":
-        await pool.hold_back("a", 60)
+        await pool.back_off("a", 60)
     waiting = [task for each in pools for task in await queue_up(each, 1, key="a")]
     async with redis.asyncio.Redis.from_url(server.url) as raw:
         before = await scripts_run(raw)
@@ -186,7 +186,7 @@ async def test_the_next_of_a_key_that_is_held_back(clients: Clients) -> None:
     pool, other = (client.semaphore("r", capacity=9, per_key=1) for client in (first, second))
     held = await pool.acquire(key="a")
     (leaves,), (stays,) = await queue_up(pool, 1, key="a"), await queue_up(other, 1, key="a")
-    await pool.hold_back("a", 1)
+    await pool.back_off("a", 1)
     await pool.release(held)
     leaves.cancel()
     async with asyncio.timeout(SOON_SECONDS):

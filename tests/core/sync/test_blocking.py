@@ -204,7 +204,7 @@ def test_guarded_functions(client: Redlease) -> None:
     """A call of a plain function runs under its lock, with a name per key, and gets its hold where it asks for it."""
     lock = client.lock("customer")
 
-    @lock.guarded(key=lambda order: order.partition("/")[0], timeout=0)
+    @lock.holding(name_for=lambda order: order.partition("/")[0], timeout=0)
     def ship(order: str, hold: Hold | None = None) -> str:
         assert hold is not None
         assert client.lock(hold.resource).locked()
@@ -217,10 +217,10 @@ def test_guarded_functions(client: Redlease) -> None:
 
     for function in (waits, lambda: (yield)):
         with pytest.raises(ValueError, match="done when they return"):
-            lock.guarded()(function)
+            lock.holding()(function)
     later = waits()
     with contextlib.closing(later), pytest.raises(ValueError, match="without the permit"):
-        assert lock.guarded()(lambda: later)() is None
+        assert lock.holding()(lambda: later)() is None
     assert not lock.locked()
 
 

@@ -153,7 +153,7 @@ try:
         else:
             status = os.waitpid(child, 0)[1]
             hold.check()
-            assert lock.check(hold.permit)
+            assert lock.is_held(hold.permit)
             print("parent", status)
 except LeaseLost:
     assert child == 0, "the parent lost it"

@@ -290,7 +290,7 @@ async def test_a_permit_that_is_gone_gives_back_nothing_twice(
     assert not await pool.release(stale)
     assert await pool.try_acquire() is None
     assert await pool.try_acquire(ticket="x") is None
-    assert await pool.check(heavy)
+    assert await pool.is_held(heavy)
 
 
 async def test_what_was_told_while_nobody_listened(servers: Servers, real_engine: str, make_client: MakeClient) -> None:

@@ -70,7 +70,7 @@ async def test_pages_make_the_same_snapshot(
         read = await pool.inspect()
         assert replace(read, server_time_ms=whole.server_time_ms) == whole
         for limit in (1, 4, 20):
-            few = await pool.inspect(limit=limit)
+            few = await pool.inspect(max_items=limit)
             assert (few.holders, few.waiters) == (whole.holders[:limit], whole.waiters[:limit])
     assert await pool.locked()
     assert await pool.release_all(queue=True) == 18

@@ -160,7 +160,7 @@ async def test_the_rights_that_the_error_names_are_enough(
         (task,) = await queue_up(lock, 1)
     permit = await lock.renew(await task)
     hold = await lock.adopt(permit)
-    assert await lock.check(hold.permit)
+    assert await lock.is_held(hold.permit)
     await lock.resize(3)
     watching = lock.watch()
     assert (await anext(watching)).capacity == 3
@@ -341,7 +341,7 @@ OPERATIONS: dict[str, Callable[[Semaphore, Permit], Awaitable[Any]]] = {
     "hold": lambda pool, _: pool.hold(timeout=2),
     "renew": lambda pool, permit: pool.renew(permit),
     "adopt": lambda pool, permit: pool.adopt(permit),
-    "check": lambda pool, permit: pool.check(permit),
+    "check": lambda pool, permit: pool.is_held(permit),
     "inspect": lambda pool, _: pool.inspect(),
     "locked": lambda pool, _: pool.locked(),
     "resize": lambda pool, _: pool.resize(4),

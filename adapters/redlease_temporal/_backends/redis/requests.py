@@ -214,7 +214,7 @@ class Requests:
 
     async def inspect(self, call: locks.InspectCall) -> Snapshot:
         """The current state of the resource."""
-        return await self._relay.semaphore(call.terms).inspect(limit=call.limit)
+        return await self._relay.semaphore(call.terms).inspect(max_items=call.limit)
 
     async def _claim(self, record: TicketRecord, *, limit_ms: float | None) -> TicketRecord:
         """Makes the relay the owner of the record, and copies the state of an earlier copy of the request."""

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from redlease._core.primitives.guarded import checked_key, parameter_for_hold, passed
+from redlease._core.primitives.decorator import checked_key, parameter_for_hold, passed
 
 from .hold import Hold, HoldRequest
 
@@ -16,22 +16,22 @@ R = TypeVar("R")
 
 
 class Decorator:
-    """Decorates functions that return when they are done. Made by `Semaphore.guarded`.
+    """Decorates functions that return when they are done. Made by `Semaphore.holding`.
 
     Args:
-        request: Makes the hold of one call, for its key and the key whose turn it takes.
-        key: Returns the key of a call from its arguments; None if all calls share one resource.
-        turn_key: The key whose turn a call takes, or what returns it; None for none.
+        request: Makes the hold of one call, for what is added to its name and for its fairness key.
+        name_for: Returns what is added to the name, from the arguments; None if all calls share one resource.
+        key: The fairness key of a call, or what returns it; None for none.
     """
 
     def __init__(
         self,
         request: Callable[[str | None, str | None], HoldRequest],
-        key: Callable[..., str] | None,
-        turn_key: str | Callable[..., str] | None,
+        name_for: Callable[..., str] | None,
+        key: str | Callable[..., str] | None,
     ) -> None:
         self._request = request
-        self._keys = key, turn_key
+        self._keys = name_for, key
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Returns the function that holds a permit while the given one runs."""
@@ -61,7 +61,7 @@ def checked_function(function: Callable[P, R]) -> Callable[P, R]:
     ):
         raise ValueError(
             f"redlease.sync decorates functions that are done when they return, not {function!r}: "
-            "`async def` functions take `guarded` of redlease"
+            "`async def` functions take `holding` of redlease"
         )
     return function
 
@@ -71,6 +71,6 @@ def checked_result(function: Callable[..., R], result: R) -> R:
     if inspect.isawaitable(result):
         raise ValueError(
             f"redlease.sync: {function!r} returned {result!r:.80}, which would run without the "
-            "permit: `async def` functions take `guarded` of redlease"
+            "permit: `async def` functions take `holding` of redlease"
         )
     return result

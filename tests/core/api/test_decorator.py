@@ -30,7 +30,7 @@ async def test_calls_exclude_each_other(client: Redlease) -> None:
     lock = client.lock("r")
     inside = 0
 
-    @lock.guarded()
+    @lock.holding()
     async def double(number: int, *, plus: int = 0) -> int:
         """Doubles."""
         nonlocal inside
@@ -40,7 +40,7 @@ async def test_calls_exclude_each_other(client: Redlease) -> None:
         inside -= 1
         return number * 2 + plus
 
-    other = lock.guarded()(double.__wrapped__)  # type: ignore[attr-defined]
+    other = lock.holding()(double.__wrapped__)  # type: ignore[attr-defined]
     results = await asyncio.gather(*(function(3, plus=number) for number in range(5) for function in (double, other)))
     assert sorted(results) == sorted([6 + number for number in range(5)] * 2)
     assert (double.__name__, double.__doc__) == ("double", "Doubles.")
@@ -51,7 +51,7 @@ async def test_a_key_names_the_resource_of_a_call(client: Redlease) -> None:
     lock = client.lock("customer")
     go = asyncio.Event()
 
-    @lock.guarded(key=lambda order, **_: order.partition("/")[0], timeout=0)
+    @lock.holding(name_for=lambda order, **_: order.partition("/")[0], timeout=0)
     async def ship(order: str, *, to: str = "") -> str:
         await go.wait()
         return order + to
@@ -71,7 +71,7 @@ async def test_whose_turn_a_call_takes(client: Redlease) -> None:
     """The key of a call's turn comes from its arguments or is given; `per_key` counts, and the resource is the same."""
     pool = client.semaphore("r", capacity=5, per_key=1)
 
-    @pool.guarded(turn_key=lambda tenant: tenant, share=2, when_full="refuse")
+    @pool.holding(key=lambda tenant: tenant, share=2, when_full="refuse")
     async def of_a_tenant(tenant: str, hold: Hold | None = None) -> str | None:
         assert hold is not None
         assert hold.permit.key == tenant
@@ -80,24 +80,24 @@ async def test_whose_turn_a_call_takes(client: Redlease) -> None:
             await of_a_tenant(tenant)
         return hold.permit.key
 
-    @pool.guarded(turn_key="fixed")
+    @pool.holding(key="fixed")
     async def of_one(hold: Hold | None = None) -> str | None:
         return None if hold is None else hold.permit.key
 
     assert list(await asyncio.gather(of_a_tenant("a"), of_a_tenant("b"), of_one())) == ["a", "b", "fixed"]
     with pytest.raises(ValueError, match="the key of a call"):
         await of_a_tenant("")
-    refused: list[dict[str, Any]] = [{"share": 2}, {"turn_key": ""}, {"when_full": "never"}]
+    refused: list[dict[str, Any]] = [{"share": 2}, {"key": ""}, {"when_full": "never"}]
     for wrong in refused:
         with pytest.raises(ValueError, match=r"\w"):
-            pool.guarded(**wrong)
+            pool.holding(**wrong)
 
 
 async def test_the_hold_is_passed_where_it_is_asked_for(client: Redlease) -> None:
     """A parameter annotated as a hold gets it, in a method too, unless the caller passes one."""
     pool = client.semaphore("r", capacity=2)
 
-    @pool.guarded(weight=2, metadata={"job": "7"})
+    @pool.holding(weight=2, metadata={"job": "7"})
     async def whole(hold: Hold | None = None) -> Hold | None:
         if hold is not None and hold.remaining() > 0:
             assert hold.permit.metadata == {"job": "7"}
@@ -106,7 +106,7 @@ async def test_the_hold_is_passed_where_it_is_asked_for(client: Redlease) -> Non
         return hold
 
     class Ledger:
-        @client.lock("ledger").guarded()
+        @client.lock("ledger").holding()
         async def pay(self, amount: int, *, hold: Hold) -> tuple[int, str]:
             return amount, hold.resource
 
@@ -122,18 +122,18 @@ async def test_what_is_refused(client: Redlease) -> None:
     """Wrong parameters and functions that cannot be awaited are refused at the decorator, keys at a call."""
     lock = client.lock("r")
     with pytest.raises(ValueError, match="timeout"):
-        lock.guarded(timeout=-1)
+        lock.holding(timeout=-1)
     with pytest.raises(ValueError, match="on_lost"):
-        lock.guarded(on_lost="shout")  # type: ignore[arg-type]
+        lock.holding(on_lost="shout")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="async def"):
-        lock.guarded()(lambda: None)  # type: ignore[arg-type, return-value]
+        lock.holding()(lambda: None)  # type: ignore[arg-type, return-value]
 
     async def by_position(hold: Hold, /) -> None: ...
 
     with pytest.raises(ValueError, match="by name"):
-        lock.guarded()(by_position)
+        lock.holding()(by_position)
 
-    @lock.guarded(key=lambda order: order)
+    @lock.holding(name_for=lambda order: order)
     async def ship(order: str) -> None:
         pytest.fail(f"shipped {order}")
 

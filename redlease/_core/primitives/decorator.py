@@ -16,27 +16,27 @@ R = TypeVar("R")
 
 
 class Decorator:
-    """Decorates async functions. Made by `Semaphore.guarded`.
+    """Decorates async functions. Made by `Semaphore.holding`.
 
     Args:
-        request: Makes the hold of one call, for its key and the key whose turn it takes.
-        key: Returns the key of a call from its arguments; None if all calls share one resource.
-        turn_key: The key whose turn a call takes, or what returns it; None for none.
+        request: Makes the hold of one call, for what is added to its name and for its fairness key.
+        name_for: Returns what is added to the name, from the arguments; None if all calls share one resource.
+        key: The fairness key of a call, or what returns it; None for none.
     """
 
     def __init__(
         self,
         request: Callable[[str | None, str | None], HoldRequest],
-        key: Callable[..., str] | None,
-        turn_key: str | Callable[..., str] | None,
+        name_for: Callable[..., str] | None,
+        key: str | Callable[..., str] | None,
     ) -> None:
         self._request = request
-        self._keys = key, turn_key
+        self._keys = name_for, key
 
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Returns the function that holds a permit while the given one runs."""
         if not inspect.iscoroutinefunction(function):
-            raise ValueError(f"guarded() decorates `async def` functions, not {function!r}")
+            raise ValueError(f"holding() decorates `async def` functions, not {function!r}")
         parameter = parameter_for_hold(function, Hold)
 
         @functools.wraps(function)
@@ -57,11 +57,11 @@ class Decorator:
 def requests_of(
     pool: Any, spec: Callable[[str | None], AcquireSpec], hold_options: HoldOptions
 ) -> Callable[[str | None, str | None], HoldRequest]:
-    """Returns what makes the hold of one call of a function that `pool.guarded` decorates; `pool`: a semaphore."""
+    """Returns what makes the hold of one call of a function that `pool.holding` decorates; `pool`: a semaphore."""
 
-    def request(key: str | None, turn_key: str | None) -> HoldRequest:
-        named = pool if key is None else pool._named(f"{pool.name}:{key}")
-        return HoldRequest(named.name, named._obtain, spec(turn_key), hold_options)
+    def request(suffix: str | None, key: str | None) -> HoldRequest:
+        named = pool if suffix is None else pool._named(f"{pool.name}:{suffix}")
+        return HoldRequest(named.name, named._obtain, spec(key), hold_options)
 
     return request
 
