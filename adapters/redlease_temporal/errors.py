@@ -134,10 +134,10 @@ def refusal(error: ActivityError) -> Exception | None:
     return None
 
 
-def lease_lost(permit: PermitHeader, why: str) -> LeaseLost:
+def lease_lost(permit: PermitHeader, reason: str) -> LeaseLost:
     """The error for a permit that is no longer held."""
     message = (
-        f"resource {permit.resource!r}: permit {permit.ticket!r} (fence {permit.fence}) is no longer held: {why}. "
+        f"resource {permit.resource!r}: permit {permit.ticket!r} (fence {permit.fence}) is no longer held: {reason}. "
         "Stop the work that needs it, or acquire again"
     )
     return LeaseLost(message, resource=permit.resource, ticket=permit.ticket)

@@ -217,7 +217,7 @@ class SlotSemaphore:
     async def _take(self, memo: slots.SlotMemo, slot: int) -> Permit | str:
         """The permit of a slot, or the run that holds it."""
         memo = slots.SlotMemo(memo.terms, slot, memo.ticket, memo.floor, memo.owner, memo.metadata)
-        slot_input = slots.SlotInput(memo, Requester("", "", "", memo.ticket), keep=False)
+        slot_input = slots.SlotInput(memo, Requester("", "", "", memo.ticket), renewed=False)
         starting = asyncio.ensure_future(self._start(slot_input))
         try:
             run_id, is_mine = await asyncio.shield(starting)
@@ -234,12 +234,12 @@ class SlotSemaphore:
             handle = await self._client.start_workflow(
                 Slot.run,
                 slot_input,
-                id=slots.slot_id(self.name, slot_input.kept.slot),
+                id=slots.slot_id(self.name, slot_input.memo.slot),
                 task_queue=self._task_queue,
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                 run_timeout=slot_input.run_timeout(),
-                memo={slots.MEMO: slot_input.kept},
-                static_summary=f"held by {slot_input.kept.owner or 'a service'}",
+                memo={slots.MEMO: slot_input.memo},
+                static_summary=f"held by {slot_input.memo.owner or 'a service'}",
             )
         except WorkflowAlreadyStartedError as error:
             return error.run_id or "", False
@@ -254,8 +254,8 @@ class SlotSemaphore:
         with contextlib.suppress(Exception):
             _, is_mine = await starting
             if is_mine:
-                release = Release(slot_input.kept.ticket, None, slot_input.requester.request)
-                await self._slots.release(slots.SlotCall(self._terms, slot_input.kept.slot, release=release))
+                release = Release(slot_input.memo.ticket, None, slot_input.requester.request)
+                await self._slots.release(slots.SlotCall(self._terms, slot_input.memo.slot, release=release))
 
     async def _until_one_ends(self, busy: list[tuple[int, str]]) -> None:
         """Waits until one of these slots' runs has ended, by a long poll of the server."""

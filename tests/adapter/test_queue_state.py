@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -23,7 +23,7 @@ from redlease_temporal._payloads.coordinator import (
     Renewal,
     Requester,
 )
-from redlease_temporal._payloads.locks import ResourceTerms
+from redlease_temporal._payloads.locks import AcquireSpec, ResourceTerms
 
 if TYPE_CHECKING:
     from redlease import Permit
@@ -39,11 +39,12 @@ def requester(ticket: str, number: int = 0) -> Requester:
 
 
 def request(
-    ticket: str, number: int = 0, *, capacity: int = 1, max_waiters: int | None = None, **more: object
+    ticket: str, number: int = 0, *, capacity: int = 1, max_waiters: int | None = None, **more: Any
 ) -> CoordinatorRequest:
     """Return a request."""
-    asked = CoordinatorRequest(ResourceTerms("r", capacity, LEASE_MS, max_waiters), ticket, requester(ticket, number))
-    return replace(asked, **more)  # type: ignore[arg-type]
+    timeout_ms = more.pop("timeout_ms", None)
+    terms, spec = ResourceTerms("r", capacity, LEASE_MS, max_waiters), AcquireSpec(ticket, **more)
+    return CoordinatorRequest(terms, spec, requester(ticket, number), timeout_ms)
 
 
 def us(ms: int) -> int:
@@ -62,7 +63,7 @@ class Entry:
 
     number: int
     weight: int
-    keep: bool
+    renewed: bool
     ends_ms: int | None
     fence: int = 0
 
@@ -103,15 +104,17 @@ class Against(RuleBasedStateMachine):
                 self.fence = permit.fence
                 self.holding[permit.ticket].fence = permit.fence
 
-    @rule(ticket=TICKETS, weight=st.integers(1, 3), keep=st.booleans(), timeout_ms=st.sampled_from([None, 300, 2000]))
-    def ask(self, ticket: str, weight: int, keep: bool, timeout_ms: int | None) -> None:
+    @rule(
+        ticket=TICKETS, weight=st.integers(1, 3), renewed=st.booleans(), timeout_ms=st.sampled_from([None, 300, 2000])
+    )
+    def ask(self, ticket: str, weight: int, renewed: bool, timeout_ms: int | None) -> None:
         """Queue a new request, or repeat a known one."""
         known = self.holding.get(ticket) or self.waiting.get(ticket)
         if known is None:
             self.numbers += 1
         number = known.number if known else self.numbers
         weight = known.weight if known else weight
-        asked = request(ticket, number, capacity=2, weight=weight, keep=keep, timeout_ms=timeout_ms)
+        asked = request(ticket, number, capacity=2, weight=weight, renewed=renewed, timeout_ms=timeout_ms)
         if self.books.declared:
             asked = replace(asked, terms=replace(asked.terms, capacity=self.books.declared))
         effects = self.books.request(asked, self.us())
@@ -126,7 +129,7 @@ class Against(RuleBasedStateMachine):
         if ticket in self.waiting:
             self.waiting[ticket].ends_ms = ends_ms
         else:
-            self.waiting[ticket] = Entry(number, weight, keep, ends_ms)
+            self.waiting[ticket] = Entry(number, weight, renewed, ends_ms)
         self.settle(effects)
 
     @rule(ticket=TICKETS)
@@ -135,12 +138,12 @@ class Against(RuleBasedStateMachine):
         if ticket in self.holding or ticket in self.waiting:
             return
         self.numbers += 1
-        asked = request(ticket, self.numbers, capacity=self.books.declared or 2, keep=False, queue=False)
+        asked = request(ticket, self.numbers, capacity=self.books.declared or 2, renewed=False, queue=False)
         effects = self.books.request(asked, self.us())
         if self.waiting or sum(each.weight for each in self.holding.values()) + 1 > self.capacity:
             assert told(effects) == [("Busy", f"{ticket}/{self.numbers}")]
         else:
-            self.waiting[ticket] = Entry(self.numbers, 1, keep=False, ends_ms=None)
+            self.waiting[ticket] = Entry(self.numbers, 1, renewed=False, ends_ms=None)
             self.settle(effects)
 
     @rule(ticket=TICKETS, stale=st.booleans())
@@ -170,7 +173,7 @@ class Against(RuleBasedStateMachine):
         held, waited = self.holding.pop(ticket, None), self.waiting.pop(ticket, None)
         effects = self.books.release(Release(ticket), self.us())
         kinds = [kind for kind, _ in told(effects) if kind != "granted"]
-        assert kinds == (["lost"] if held and held.keep else []) + (["Withdrawn"] if waited else [])
+        assert kinds == (["lost"] if held and held.renewed else []) + (["Withdrawn"] if waited else [])
         self.settle(effects)
 
     @rule(capacity=st.integers(1, 4))
@@ -190,7 +193,7 @@ class Against(RuleBasedStateMachine):
     def wait(self, ms: int) -> None:
         """Let time pass: what nobody keeps lapses, and waiters past their deadline leave."""
         self.now_ms += ms
-        over = [key for key, each in self.holding.items() if not each.keep and (each.ends_ms or 0) <= self.now_ms]
+        over = [key for key, each in self.holding.items() if not each.renewed and (each.ends_ms or 0) <= self.now_ms]
         effects = self.books.expire(self.us())
         assert not [effect for effect in effects if effect.kind == "lost"]  # nobody waits to hear of plain data
         for ticket in over:
@@ -227,7 +230,7 @@ class Against(RuleBasedStateMachine):
     def agrees(self) -> None:
         """The same hold and wait, in the same order."""
         assert [each.permit.ticket for each in self.books.holders] == list(self.holding)
-        assert [each.request.ticket for each in self.books.queue] == list(self.waiting)
+        assert [each.request.spec.ticket for each in self.books.queue] == list(self.waiting)
         assert {each.permit.ticket: each.permit.fence for each in self.books.holders} == {
             ticket: entry.fence for ticket, entry in self.holding.items()
         }
@@ -330,7 +333,8 @@ def test_full_books_fit_into_a_run(text: str) -> None:
     for number in range(10_000):
         ticket = str(number)
         who = Requester((text * 900)[:900], "r" * 36, "c" * 36, f"{'r' * 36}/{number}/{'h' * 16}")
-        asked = replace(request(ticket), requester=who, owner=text * 60, metadata={"key": text * (number % 9) * 100})
+        metadata = {"key": text * (number % 9) * 100}
+        asked = replace(request(ticket, owner=text * 60, metadata=metadata), requester=who)
         if told(books.request(asked, us(number)))[-1:] == [("QueueFull", who.request)]:
             break
     else:
@@ -415,7 +419,7 @@ def test_a_run_that_is_reset_after_a_downgrade_has_lost_the_permit() -> None:
     assert books.permit("a", permit.fence) is not None
     again = replace(asked, requester=replace(asked.requester, run_id="run-2"))
     assert told(books.request(again, us(4))) == [("lost", "a/0")]
-    assert [each.request.ticket for each in books.queue] == ["a"]
+    assert [each.request.spec.ticket for each in books.queue] == ["a"]
 
 
 def test_an_adopted_permit_survives_a_reset_after_its_downgrade() -> None:

@@ -7,7 +7,6 @@ promise: order within a key, shares, limits, and no unit idle that somebody may 
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from redlease.testing.model import Model
 from redlease_temporal._backends.coordinator.queue_state import QueueState
 from redlease_temporal._backends.coordinator.views import position, snapshot
 from redlease_temporal._payloads.coordinator import Adoption, CoordinatorRequest, Release, Renewal, Requester
-from redlease_temporal._payloads.locks import ResourceTerms
+from redlease_temporal._payloads.locks import AcquireSpec, ResourceTerms
 
 if TYPE_CHECKING:
     from redlease._core.limits import Full
@@ -45,13 +44,12 @@ def requester(ticket: str, number: int = 0) -> Requester:
 
 
 def request(
-    ticket: str, number: int = 0, *, per_key: int | None = None, capacity: int = 1, **more: object
+    ticket: str, number: int = 0, *, per_key: int | None = None, capacity: int = 1, **more: Any
 ) -> CoordinatorRequest:
     """Return a request."""
-    asked = CoordinatorRequest(
-        ResourceTerms("r", capacity, LEASE_MS, per_key=per_key), ticket, requester(ticket, number)
-    )
-    return replace(asked, **more)  # type: ignore[arg-type]
+    timeout_ms = more.pop("timeout_ms", None)
+    terms, spec = ResourceTerms("r", capacity, LEASE_MS, per_key=per_key), AcquireSpec(ticket, **more)
+    return CoordinatorRequest(terms, spec, requester(ticket, number), timeout_ms)
 
 
 def told(effects: list[Notification]) -> list[tuple[str, str]]:
@@ -113,7 +111,7 @@ class Books(RuleBasedStateMachine):
 
     def _forget_the_rest(self) -> None:
         known = {holder.permit.ticket for holder in self.books.holders}
-        known |= {place.request.ticket for place in self.books.queue}
+        known |= {place.request.spec.ticket for place in self.books.queue}
         self.named = {ticket: name for ticket, name in self.named.items() if ticket in known}
 
     def key_of(self, drawn: str) -> str:
@@ -151,14 +149,14 @@ class OneKey(Books):
         """Pass a request to both."""
         self.model.clock = now_us
         effects = self.books.request(asked, now_us)
-        ticket, name = asked.ticket, asked.requester.request
-        settings = f"{asked.weight}    {self.per_key} {asked.share}"
+        ticket, name = asked.spec.ticket, asked.requester.request
+        settings = f"{asked.spec.weight}    {self.per_key} {asked.spec.share}"
         reply = self.model.acquire(
-            ticket, name, PLACE, "0", settings, LEASE_MS, CAPACITY, LEASE_MS, -1, IDLE_MS, asked.key
+            ticket, name, PLACE, "0", settings, LEASE_MS, CAPACITY, LEASE_MS, -1, IDLE_MS, asked.spec.key
         )
         assert (("ValueError", name) in told(effects)) == (reply[0] == Status.MISFIT)
-        if reply[0] == Status.QUEUED and asked.replaces:
-            self.model.supersede(ticket, name, int(asked.full == "replace-holder"), LEASE_MS, GRACE_MS, IDLE_MS)
+        if reply[0] == Status.QUEUED and asked.spec.replaces:
+            self.model.supersede(ticket, name, int(asked.spec.full == "replace-holder"), LEASE_MS, GRACE_MS, IDLE_MS)
 
     def released(self, release: Release, now_us: int) -> None:
         """Pass a release to both."""
@@ -178,7 +176,7 @@ class OneKey(Books):
     def the_same_wait(self) -> None:
         """The same tickets wait, in the same order."""
         waiters = sorted(self.model.queue.values(), key=lambda each: each.arrival)
-        assert [place.request.ticket for place in self.books.queue] == [each.ticket for each in waiters]
+        assert [place.request.spec.ticket for place in self.books.queue] == [each.ticket for each in waiters]
 
 
 class ManyKeys(Books):
@@ -187,12 +185,16 @@ class ManyKeys(Books):
     def asked(self, asked: CoordinatorRequest, now_us: int) -> None:
         """Pass a request to the books, and look at what is granted."""
         before = list(self.books.holders)
-        waits = asked.replaces and not any(effect.kind == "granted" for effect in self.books.request(asked, now_us))
-        if not asked.replaces:
+        waits = asked.spec.replaces and not any(
+            effect.kind == "granted" for effect in self.books.request(asked, now_us)
+        )
+        if not asked.spec.replaces:
             self.books.request(asked, now_us)
         self._look_at_grants(before)
-        if waits and any(place.request.ticket == asked.ticket for place in self.books.queue):
-            assert [p.request.ticket for p in self.books.queue if p.request.key == asked.key] == [asked.ticket]
+        if waits and any(place.request.spec.ticket == asked.spec.ticket for place in self.books.queue):
+            assert [p.request.spec.ticket for p in self.books.queue if p.request.spec.key == asked.spec.key] == [
+                asked.spec.ticket
+            ]
 
     def released(self, release: Release, now_us: int) -> None:
         """Pass a release to the books, and look at what is granted."""
@@ -216,7 +218,7 @@ class ManyKeys(Books):
         """Whoever waits asked later than all of the same key who hold."""
         for holder in self.books.holders:
             for place in self.books.queue:
-                if place.request.key == (holder.permit.key or ""):
+                if place.request.spec.key == (holder.permit.key or ""):
                     assert number_of(holder.requester) < number_of(place.requesters[0])
 
     @invariant()
@@ -224,13 +226,13 @@ class ManyKeys(Books):
         """If any key may have another permit, then one of these does not fit: its turn is next."""
         free, firsts = CAPACITY - self.books.held, dict[str, CoordinatorRequest]()
         for place in self.books.queue:
-            firsts.setdefault(place.request.key, place.request)
+            firsts.setdefault(place.request.spec.key, place.request)
         able = [asked for asked in firsts.values() if self._may_have(asked)]
-        assert not able or any(asked.weight > free for asked in able)
+        assert not able or any(asked.spec.weight > free for asked in able)
 
     def _may_have(self, asked: CoordinatorRequest) -> bool:
-        units = sum(each.permit.weight for each in self.books.holders if each.permit.key == asked.key)
-        return not (self.books.per_key and asked.key) or units + asked.weight <= self.books.per_key
+        units = sum(each.permit.weight for each in self.books.holders if each.permit.key == asked.spec.key)
+        return not (self.books.per_key and asked.spec.key) or units + asked.spec.weight <= self.books.per_key
 
     @invariant()
     def the_oldest_are_replaced(self) -> None:
@@ -322,7 +324,7 @@ def test_a_permit_that_is_replaced() -> None:
         assert permit is not None
         (lost,) = books.request(request("new", 2, full="replace-holder", grace_ms=500), us(1))
         assert (lost.kind, lost.to, lost.replaced) == ("lost", requester("old", 1), True)
-        assert "'new'" in lost.why
+        assert "'new'" in lost.reason
         assert books.permit("old", permit.fence) is None
         books.renew(Renewal("old", permit.fence, LEASE_MS), us(2))
         books.adopt(Adoption("old", permit.fence, requester("other"), LEASE_MS), us(3))

@@ -313,7 +313,7 @@ async def test_a_look_without_an_end_is_no_answer(monkeypatch: pytest.MonkeyPatc
     looking.cancel()
 
 
-@pytest.mark.parametrize("message", [b"gone", b"gone one", b"look", b"\xff", b"", b"gone a b c", b"new kind"])
+@pytest.mark.parametrize("message", [b"gone", b"gone one", b"contended", b"\xff", b"", b"gone a b c", b"new kind"])
 async def test_a_message_that_nobody_can_read(stage: Stage, message: bytes) -> None:
     """A relay takes it for nothing."""
     stage.relay._on_message(message)

@@ -272,7 +272,7 @@ class By:
         assert await handle.result() == [True, True, True, True, False, True]
         return handle
 
-    async def keeper_itself(self, recorder: Recorder, name: str) -> Handle:
+    async def resource_workflow_itself(self, recorder: Recorder, name: str) -> Handle:
         """The workflow that keeps a resource for one that holds and another that waits."""
         handle = await self.hold(recorder, name, None)
         manager = self.manager(recorder, name)
@@ -285,7 +285,7 @@ class By:
         """All of them, by name."""
         methods = (
             *(self.uncontended, self.contended, self.timeout, self.no_wait, self.cancelled, self.lost),
-            *(self.continued, self.adopted, self.by_hand, self.keeper_itself),
+            *(self.continued, self.adopted, self.by_hand, self.resource_workflow_itself),
         )
         return {f"{self.backend}_{method.__name__}": method for method in methods}
 

@@ -239,7 +239,7 @@ async def test_who_asked_before_is_older_while_it_runs_too(
     reserve = RedisAdmission.reserve
 
     async def late(places: RedisAdmission, entry: AdmissionRequest) -> TicketRecord | None:
-        if entry.asked and entry.workflow_id.endswith("-3"):
+        if entry.requested_at and entry.workflow_id.endswith("-3"):
             await runs.wait()
         return await reserve(places, entry)
 
@@ -292,7 +292,7 @@ async def test_a_place_taken_over_counts_from_the_start_that_took_it_over(
         await free(places, record)
 
     async def reserved_late(places: RedisAdmission, entry: AdmissionRequest) -> TicketRecord | None:
-        if entry.asked:
+        if entry.requested_at:
             await is_started.wait()
         return await reserve(places, entry)
 

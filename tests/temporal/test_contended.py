@@ -20,7 +20,7 @@ from redlease_temporal._backends.coordinator.queue_state import QueueState
 from redlease_temporal._common import run_monitor
 from redlease_temporal._common.run_monitor import RunMonitor
 from redlease_temporal._payloads.coordinator import CoordinatorRequest, Release, Requester
-from redlease_temporal._payloads.locks import ResourceTerms
+from redlease_temporal._payloads.locks import AcquireSpec, ResourceTerms
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -246,12 +246,12 @@ async def test_a_process_that_ends_has_others_look(monkeypatch: pytest.MonkeyPat
 
 def request(name: str, ticket: str, **other: Any) -> CoordinatorRequest:
     """Return what a run asks for."""
-    return CoordinatorRequest(ResourceTerms("r", 1, 30_000), ticket, requester(name), **other)
+    return CoordinatorRequest(ResourceTerms("r", 1, 30_000), AcquireSpec(ticket, **other), requester(name))
 
 
 def test_whose_end_is_waited_for() -> None:
     """Of those who hold while somebody waits: not of data that nobody keeps, nor of what ends by its lease."""
-    cases: list[tuple[dict[str, Any], bool]] = [({}, True), ({"keep": False}, False), ({"on_close": "lease"}, False)]
+    cases: list[tuple[dict[str, Any], bool]] = [({}, True), ({"renewed": False}, False), ({"on_close": "lease"}, False)]
     for other, are_contended in cases:
         books = QueueState("r")
         books.request(request("a", "t", **other), 1)

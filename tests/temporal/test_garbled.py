@@ -270,18 +270,20 @@ async def test_a_keeper_that_is_asked_for_what_cannot_be(client: Client, place: 
     permit = await bench.do(actor, Actor.acquire, Asking())
     keeper = client.get_workflow_handle(f"lock:{bench.on.resource}")
     requester = Requester(actor.id, "", "", "by hand")
-    terms = locks.ResourceTerms(bench.on.resource, 1, 5000)
+    terms, spec = locks.ResourceTerms(bench.on.resource, 1, 5000), locks.AcquireSpec("t")
     ever = 10**30
     for lease_ms in (-5, 0, ever):
         await keeper.signal("renew", Renewal(permit.ticket, permit.fence, lease_ms))
         await keeper.signal("adopt", Adoption(permit.ticket, permit.fence, requester, lease_ms))
-        await keeper.signal("request", CoordinatorRequest(replace(terms, lease_ms=lease_ms), "t", requester))
+        await keeper.signal("request", CoordinatorRequest(replace(terms, lease_ms=lease_ms), spec, requester))
     for weight in (-5, 0, ever):
-        await keeper.signal("request", CoordinatorRequest(terms, "t", requester, weight=weight))
+        await keeper.signal("request", CoordinatorRequest(terms, replace(spec, weight=weight), requester))
     for capacity in (-5, 0, ever):
-        await keeper.signal("request", CoordinatorRequest(replace(terms, capacity=capacity), "t", requester))
+        await keeper.signal("request", CoordinatorRequest(replace(terms, capacity=capacity), spec, requester))
         await keeper.signal("resize", capacity)
-    await keeper.signal("request", CoordinatorRequest(terms, "t", requester, timeout_ms=ever, max_hold_ms=ever))
+    await keeper.signal(
+        "request", CoordinatorRequest(terms, replace(spec, max_hold_ms=ever), requester, timeout_ms=ever)
+    )
     async with asyncio.timeout(SOON):
         assert await bench.do(actor, Actor.check, permit)
         assert await bench.do(actor, Actor.release, permit)

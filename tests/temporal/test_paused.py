@@ -280,7 +280,7 @@ async def test_each_look_stands_alone(
     monkeypatch.setattr("redlease_temporal._common.run_monitor.describe", awkward)
     owners = RunMonitor(client, 50)
     asked = [RunToPoll(one.id, one.result_run_id or "") for one in (good, bad, good)]
-    assert [seen.fate for seen in await StatusActivities(owners).poll(asked)] == ["open", "unknown", "open"]
+    assert [seen.status for seen in await StatusActivities(owners).poll(asked)] == ["open", "unknown", "open"]
     watched: list[RunState] = []
     owners.watch((bad.id, bad.result_run_id or ""), watched.append)
     await owners.poll((bad.id, bad.result_run_id or ""))

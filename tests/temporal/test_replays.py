@@ -42,7 +42,7 @@ async def test_a_recorded_history_replays(path: Path) -> None:
 async def test_a_replayer_that_was_given_the_librarys_workflows() -> None:
     """Who passed them himself may go on doing so."""
     given = Replayer(workflows=[*WORKFLOWS, *LIBRARY_WORKFLOWS], plugins=[RedleasePlugin()])
-    await given.replay_workflow(history_of(HISTORIES / version() / "coordinator_keeper_itself.json"))
+    await given.replay_workflow(history_of(HISTORIES / version() / "coordinator_resource_workflow_itself.json"))
 
 
 def test_every_pattern_is_recorded() -> None:
@@ -59,13 +59,13 @@ CHANGES = {
     "no place": ("limited", "redlease.admit", "redlease.check"),
     "no place for a child": ("limited_children", "redlease.reserve", "redlease.check"),
     "another sequence": ("in_sequence", "sequence:in_sequence", "sequence:other"),
-    "another activity of a place": ("place", "redlease.place_owner", "redlease.other"),
+    "another activity of a place": ("place", "redlease.admission_slot_owner", "redlease.other"),
     "no release": ("cancelled", "redlease.release", "redlease.renew"),
     "another slot": ("slots_contended", "permit:slots_contended:0", "permit:slots_contended:1"),
-    "another question": ("coordinator_contended", "redlease.coordinator.ask", "redlease.coordinator.check"),
+    "another question": ("coordinator_contended", "redlease.coordinator.request", "redlease.coordinator.check"),
     "another downgrade": ("downgraded", "redlease.downgrade", "redlease.other"),
     "another order": ("together", "redlease:1:together-a", "redlease:1:together-b"),
-    "another look": ("slots_keeper_itself", "redlease.slots.tell", "redlease.slots.idle"),
+    "another look": ("slots_resource_workflow_itself", "redlease.slots.notify", "redlease.slots.idle"),
 }
 
 

@@ -272,7 +272,7 @@ async def test_an_offer_to_a_run_that_gave_up_goes_on(bench: Bench) -> None:
     assert await line_of(bench, 1) == [patient.id]
     (waiter,) = await slot(bench).query("line")
     await slot(bench).terminate()  # which tells nobody
-    await gone.signal("redlease.free", {"resource": bench.on.resource, "slot": 0, "request": "?", "rest": [waiter]})
+    await gone.signal("redlease.offer", {"resource": bench.on.resource, "slot": 0, "request": "?", "rest": [waiter]})
     assert await asyncio.wait_for(patient.execute_update(Holder.until_held), 15)
     await patient.signal(Holder.proceed)
 

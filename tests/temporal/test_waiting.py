@@ -411,7 +411,7 @@ async def test_a_grant_that_nobody_could_be_told_of_lapses(
     lost = asyncio.Event()
 
     async def lose_first(requests: Requests, call: locks.AcquireCall, token: bytes) -> None:
-        if f"/{first.id}/" in call.ticket:
+        if f"/{first.id}/" in call.spec.ticket:
             lost.set()
         else:
             await keep_place(requests, call, token)

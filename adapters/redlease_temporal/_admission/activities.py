@@ -100,7 +100,7 @@ class AdmissionActivities:
         async def take_slot(request: AdmissionRequest) -> bool:
             # What waited on behalf of a run that has closed would take the place from the next run of its ID.
             if (
-                request.asked
+                request.requested_at
                 and request.chain
                 and await slot_admission.monitor.is_closed(request.workflow_id, request.chain)
             ):

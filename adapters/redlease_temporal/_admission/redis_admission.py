@@ -25,7 +25,9 @@ from .rule import AdmissionRequest
 PROVISIONAL_MS = 30_000  # how long a reserved place is kept if nothing confirms the start
 SLOT_LEASE_MS = 24 * 3600 * 1000  # how long a run's place outlives the last relay
 EXTRA_SLOTS = 100  # how many places over the limit, from before it was lowered, a start knows of
-REQUESTED_AT = "asked_at_ms"  # when the start asked for its place, by the clock of Redis, if it was not granted at once
+REQUESTED_AT = (
+    "requested_at_ms"  # when the start asked for its place, by the clock of Redis, if it was not granted at once
+)
 WORKFLOW_ID = "workflow_id"  # of a place whose ticket, which usually contains it, would be too long
 RELAY_LOSS_MS = 4500  # how soon another relay continues a dead one's work: the relay's lease is a third
 
@@ -69,8 +71,8 @@ class RedisAdmission:
             metadata=metadata,
             admission=True,
         )
-        if request.asked:
-            _set_requested_at(record, request.asked)
+        if request.requested_at:
+            _set_requested_at(record, request.requested_at)
         return record
 
     async def reserve(self, request: AdmissionRequest) -> TicketRecord | None:
@@ -223,7 +225,7 @@ class RedisAdmission:
 
     async def _adopt(self, request: AdmissionRequest, record: TicketRecord, fence: int, lease_ms: int) -> int:
         """Takes the place over from an earlier workflow of that ID, with a new fence; returns 0 if it is gone."""
-        _set_requested_at(record, request.asked or (await self._inspect(record, 0)).server_time_ms)
+        _set_requested_at(record, request.requested_at or (await self._inspect(record, 0)).server_time_ms)
         record.request = secrets.token_hex(8)  # with the request that shares the place now, it would keep its fence
         adopted = await self._operations.adopt(
             *(self._resource(record), record.ticket, fence, record.request, lease_ms),

@@ -22,14 +22,14 @@ class TakenSlot(NamedTuple):
     """A place that a workflow has.
 
     Attributes:
-        asked: When its start first asked for a place, by the clock of whoever keeps the places.
+        requested_at: When its start first asked for a place, by the clock of whoever keeps the places.
         fence: Of the place, if it has one.
         is_reserved: Whether the place is kept for a workflow that has perhaps yet to start.
     """
 
     workflow_id: str
     slot_id: str
-    asked: float
+    requested_at: float
     fence: int = 0
     is_reserved: bool = False
 
@@ -66,8 +66,11 @@ async def replacing(
             return await take(request)
         except WorkflowConcurrencyLimitExceeded:
             taken, now = await admission.taken_slots(request)
-            request = replace(request, asked=request.asked or now)
-            older = sorted((each for each in taken if each.asked <= request.asked), key=lambda each: each.asked)
+            request = replace(request, requested_at=request.requested_at or now)
+            older = sorted(
+                (each for each in taken if each.requested_at <= request.requested_at),
+                key=lambda each: each.requested_at,
+            )
             # More than one where the limit was greater before; none if a place has become free since.
             oldest = older[: max(0, len(taken) - request.limit + 1)]
             if not cancelled.issuperset(each.workflow_id for each in oldest):

@@ -29,7 +29,7 @@ C = TypeVar("C", bound=type)
 Backend = Literal["redis", "slots"]
 
 # Local activities, and the remote ones that retry when a local one gets no answer.
-RESERVE, ADMIT, CANCEL_RESERVATION = "redlease.reserve", "redlease.admit", "redlease.forgo"
+RESERVE, ADMIT, CANCEL_RESERVATION = "redlease.reserve", "redlease.admit", "redlease.cancel_reservation"
 LATER = {RESERVE: "redlease.reserve_later", ADMIT: "redlease.admit_later"}
 REPLACING = {RESERVE: "redlease.reserve_replacing", ADMIT: "redlease.admit_replacing"}
 WORKFLOW = "__temporal_workflow_definition"
@@ -70,7 +70,7 @@ class AdmissionRequest:
     Attributes:
         chain: The first run of its chain, empty before that has started.
         replaces: Whether the oldest workflow is cancelled if no place is free, and has `grace_ms` to end.
-        asked: When its start asked for a place, if it had to wait for one; 0 if it did not.
+        requested_at: When its start asked for a place, if it had to wait for one; 0 if it did not.
     """
 
     workflow_type: str
@@ -81,7 +81,7 @@ class AdmissionRequest:
     backend: Backend = "redis"
     replaces: bool = False
     grace_ms: int = 0
-    asked: float = 0
+    requested_at: float = 0
 
     @property
     def resource(self) -> str:

@@ -107,7 +107,7 @@ class SlotAdmission:
             owner = "" if slot is None else await slot.memo("workflow_id", str, "")
             if slot is not None and owner and owner != request.workflow_id:
                 taken.append(TakenSlot(owner, slot_id, slot.started.timestamp()))
-        return taken, max((each.asked for each in taken), default=0)
+        return taken, max((each.requested_at for each in taken), default=0)
 
     async def free_if_closed(self, request: AdmissionRequest, taken: TakenSlot) -> bool:
         """Frees a place whose workflow has closed, should nobody else have done so yet; returns whether it has."""

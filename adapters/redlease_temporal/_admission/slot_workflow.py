@@ -16,8 +16,8 @@ from redlease_temporal._workflow_side.backend import read
 
 from .rule import AdmissionRequest
 
-ADMISSION_SLOT = "redlease.place"  # the workflow's type
-SLOT_OWNER = "redlease.place_owner"  # its activity, whose attempts fail while nothing has changed
+ADMISSION_SLOT = "redlease.admission_slot"  # the workflow's type
+SLOT_OWNER = "redlease.admission_slot_owner"  # its activity, whose attempts fail while nothing has changed
 # Retries of an activity add no events to the history.
 UNTIL_STARTED = RetryPolicy(
     initial_interval=timedelta(milliseconds=200), backoff_coefficient=1.5, maximum_interval=timedelta(seconds=5)

@@ -29,22 +29,25 @@ class AcquireWorkflow:
     async def run(self, call: AcquireInput) -> Permit:
         """Returns the permit when it is granted."""
         run, info, terms = current(), workflow.info(), terms_of(call)
+        spec = locks.AcquireSpec(
+            call.ticket,
+            call.weight,
+            call.owner,
+            call.metadata,
+            renewed=call.renewed,
+            on_close=call.on_close,
+            max_hold_ms=call.max_hold_ms,
+            key=call.key,
+            share=call.share,
+        )
         acquire_call = locks.AcquireCall(
             terms,
-            call.ticket,
+            spec,
             info.first_execution_run_id,
             info.get_current_history_length(),
             f"redlease:1:{call.resource}",
             f"redlease:1:{call.resource}:wait",
-            weight=call.weight,
-            owner=call.owner or None,
-            metadata=call.metadata,
-            keep=call.keep,
-            on_close=call.on_close,
-            max_hold_ms=call.max_hold_ms,
             caller=call.caller,
-            key=call.key,
-            share=call.share,
         )
         timeout = None if call.timeout_ms is None else timedelta(milliseconds=call.timeout_ms)
         with run.requesting():

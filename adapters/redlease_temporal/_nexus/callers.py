@@ -76,7 +76,7 @@ class CallerPermits:
             metadata=call.metadata,
             key=call.key or None,
         )
-        if permit is not None and call.keep:
+        if permit is not None and call.renewed:
             await self._keep(permit, call, terms_of(call))
         return permit
 

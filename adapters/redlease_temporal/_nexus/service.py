@@ -109,8 +109,8 @@ async def with_caller(
 ) -> calls.AcquireInput:
     """The call with its ticket, and with the run that is to have the permit."""
     caller = await permits.open_caller(call.caller or caller_from_links(ctx.inbound_links))
-    keep = call.keep and caller is not None
-    return dataclasses.replace(call, ticket=call.ticket or ctx.request_id, keep=keep, caller=caller)
+    renewed = call.renewed and caller is not None
+    return dataclasses.replace(call, ticket=call.ticket or ctx.request_id, renewed=renewed, caller=caller)
 
 
 @service_handler(service=calls.LockService)

@@ -5,25 +5,24 @@ They stand in users' histories: add fields only with defaults, and never change 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from redlease._core import limits
-from redlease._core.limits import Full, WhenFull
 from redlease.models import Permit
 
-from .locks import OnClose, ResourceTerms
+from .locks import AcquireSpec, OnClose, ResourceTerms
 
 WORKFLOW = "redlease.Coordinator"
 
 # Local activities of the worker that runs the workflow; LOOK is one that coordinators and slots run.
-ASK = "redlease.coordinator.ask"
+REQUEST = "redlease.coordinator.request"
 OUTCOME = "redlease.coordinator.outcome"
 RENEW = "redlease.coordinator.renew"
 ADOPT = "redlease.coordinator.adopt"
 CHECK = "redlease.coordinator.check"
 INSPECT = "redlease.coordinator.inspect"
 POSITION = "redlease.coordinator.position"
-POLL = "redlease.look"
+POLL = "redlease.poll_status"
 
 
 def workflow_id_of(resource: str) -> str:
@@ -47,37 +46,12 @@ class Requester:
 
 @dataclass(frozen=True)
 class CoordinatorRequest:
-    """One acquire request.
-
-    Attributes:
-        keep: Whether the permit is kept while the run is open; otherwise it expires with its lease.
-        queue: Whether the request may wait.
-        timeout_ms: How long it may wait; None: without limit.
-        max_hold_ms: After this the permit is no longer renewed.
-        key: Whose turn the request takes, with `share` of the turns; empty for that of those without a key.
-        full: What it does if it cannot be granted at once; a holder that it replaces has `grace_ms` to end.
-    """
+    """One acquire request. `timeout_ms`: how long it may wait; None: without limit."""
 
     terms: ResourceTerms
-    ticket: str
+    spec: AcquireSpec
     requester: Requester
-    weight: int = 1
-    owner: str = ""
-    metadata: dict[str, str] = field(default_factory=dict)
-    keep: bool = True
-    queue: bool = True
-    on_close: OnClose = "release"
     timeout_ms: int | None = None
-    max_hold_ms: int | None = None
-    key: str = ""
-    share: float = 1
-    full: Full = "wait"
-    grace_ms: int = 0
-
-    @property
-    def replaces(self) -> bool:
-        """Whether it takes the place of others, and so counts for none of `max_waiters`."""
-        return WhenFull(self.full).replaces
 
 
 @dataclass(frozen=True)
@@ -132,15 +106,15 @@ def invalid_reason(message: CoordinatorRequest | Renewal | Adoption) -> str:
     try:
         if isinstance(message, CoordinatorRequest):
             limits.checked_count("capacity", message.terms.capacity)
-            limits.checked_count("weight", message.weight)
-            limits.checked_share(message.share, message.key or None)
+            limits.checked_count("weight", message.spec.weight)
+            limits.checked_share(message.spec.share, message.spec.key or None)
             if message.terms.per_key is not None:
                 limits.checked_count("per_key", message.terms.per_key, 0)
         spans = {
             "lease_ms": message.terms.lease_ms if isinstance(message, CoordinatorRequest) else message.lease_ms,
-            "max_hold_ms": None if isinstance(message, Renewal) else message.max_hold_ms,
+            "max_hold_ms": _max_hold_ms(message),
             "timeout_ms": message.timeout_ms if isinstance(message, CoordinatorRequest) else None,
-            "grace_ms": message.grace_ms if isinstance(message, CoordinatorRequest) else None,
+            "grace_ms": message.spec.grace_ms if isinstance(message, CoordinatorRequest) else None,
         }
         for name, span_ms in spans.items():
             least_ms = limits.LEASE_MS_MIN if name == "lease_ms" else 0
@@ -149,6 +123,12 @@ def invalid_reason(message: CoordinatorRequest | Renewal | Adoption) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def _max_hold_ms(message: CoordinatorRequest | Renewal | Adoption) -> int | None:
+    if isinstance(message, Renewal):
+        return None
+    return message.spec.max_hold_ms if isinstance(message, CoordinatorRequest) else message.max_hold_ms
 
 
 @dataclass(frozen=True)
@@ -172,7 +152,7 @@ class RunToPoll:
 class RunStatusReply:
     """The status of a run, a value of `RunStatus`, and the run that is open now."""
 
-    fate: str
+    status: str
     open_run_id: str = ""
 
 

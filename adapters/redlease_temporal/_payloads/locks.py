@@ -20,6 +20,7 @@ from redlease._core.limits import (
     Duration,
     Full,
     Rate,
+    WhenFull,
     checked_count,
     checked_text,
     milliseconds,
@@ -45,7 +46,7 @@ LOST_SIGNAL = "redlease.lost"
 GRANTED_SIGNAL = "redlease.granted"
 REFUSED_SIGNAL = "redlease.refused"
 CONFIRM_SIGNAL = "redlease.confirm"
-OFFER_SIGNAL = "redlease.free"
+OFFER_SIGNAL = "redlease.offer"
 HEADER = "redlease"
 
 # The shapes of the commands of an acquire: workflow code continues with the shape in its history.
@@ -153,6 +154,41 @@ class ResourceTerms:
 
 
 @dataclass(frozen=True)
+class AcquireSpec:
+    """What a run asks for, whichever backend grants it.
+
+    Attributes:
+        ticket: The id of the request; empty until the run has numbered it.
+        weight: In units of the resource.
+        owner: The name shown as holder; empty for the id of the workflow.
+        renewed: Whether the permit is renewed while the run is open; otherwise it expires with its lease.
+        queue: Whether the request may wait.
+        max_hold_ms: After this the permit is no longer renewed.
+        key: Whose turn the request takes; empty for that of those without a key.
+        share: How large a share of the turns the key gets.
+        full: What it does if it cannot be granted at once; a holder that it replaces has `grace_ms` to end.
+    """
+
+    ticket: str = ""
+    weight: int = 1
+    owner: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+    renewed: bool = True
+    queue: bool = True
+    on_close: OnClose = "release"
+    max_hold_ms: int | None = None
+    key: str = ""
+    share: float = 1
+    full: Full = "wait"
+    grace_ms: int = 0
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it takes the place of others, and so counts for none of `max_waiters`."""
+        return WhenFull(self.full).replaces
+
+
+@dataclass(frozen=True)
 class AcquireCall:
     """One acquire request.
 
@@ -161,34 +197,18 @@ class AcquireCall:
         event_id: The history length at the request: an event that records the grant comes later.
         local_id: The id of the local activity whose marker records an immediate grant.
         wait_id: The id of the remote activity whose completion records a later grant.
-        keep: Whether the permit is renewed while the run is open.
-        queue: Whether the request may wait.
         caller: The run that is to have the permit, if it is not the one that requests it.
-        key: Whose turn the request takes; empty for that of those without a key.
-        share: How large a share of the turns the key gets.
-        full: What it does if it cannot be granted at once; a holder that it replaces has `grace_ms` to end.
         settles: Whether it is not to be made while a release of its run is still to be carried out.
     """
 
     terms: ResourceTerms
-    ticket: str
+    spec: AcquireSpec
     chain: str
     event_id: int
     local_id: str
     wait_id: str
-    weight: int = 1
-    owner: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
-    keep: bool = True
-    queue: bool = True
-    on_close: OnClose = "release"
-    max_hold_ms: int | None = None
     salt: str = ""
     caller: Caller | None = None
-    key: str = ""
-    share: float = 1
-    full: Full = "wait"
-    grace_ms: int = 0
     settles: bool = False
 
 
@@ -213,12 +233,12 @@ class GrantedSignal:
 
     Attributes:
         request: The request that was granted.
-        keeper: The workflow that granted it; empty if Redis did.
+        resource_workflow: The workflow that granted it; empty if Redis did.
     """
 
     permit: Permit
     request: str = ""
-    keeper: str = ""
+    resource_workflow: str = ""
 
 
 @dataclass(frozen=True)
@@ -227,7 +247,7 @@ class RefusedSignal:
 
     request: str
     error: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -237,12 +257,12 @@ class ConfirmSignal:
     resource: str
     ticket: str
     fence: int
-    keeper: str
+    resource_workflow: str
 
 
 @dataclass(frozen=True)
 class ReleaseCall:
-    """The release of a ticket: with that fence, or what this run requested by the local activity `asked`.
+    """The release of a ticket: with that fence, or what this run requested by the local activity `acquire_id`.
 
     Attributes:
         administrative: Whoever holds or requested it.
@@ -254,7 +274,7 @@ class ReleaseCall:
     terms: ResourceTerms
     ticket: str
     fence: int | None = None
-    asked: str = ""
+    acquire_id: str = ""
     salt: str = ""
     administrative: bool = False
     local_id: str = ""
@@ -289,7 +309,7 @@ class AdoptCall:
 
     terms: ResourceTerms
     permit: Permit
-    wish: AcquireCall
+    acquire: AcquireCall
     refence: bool | None = None
     resumes: bool = False
 
@@ -335,7 +355,7 @@ class LostSignal:
     resource: str
     ticket: str
     fence: int
-    why: str
+    reason: str
     replaced: bool = False
 
 

@@ -33,7 +33,7 @@ class AcquireInput:
         max_waiters: Refused with `QueueFull` when so many wait; null for no limit.
         owner: Who is shown as holder; by default the caller's workflow id.
         metadata: Shown by `inspect`.
-        keep: Whether the permit is renewed while the caller's run is open; otherwise it ends with its lease.
+        renewed: Whether the permit is renewed while the caller's run is open; otherwise it ends with its lease.
         on_close: What happens when that run closes without a release: "release", or "lease" lets the permit expire.
         max_hold_ms: After this it is no longer renewed.
         caller: The run that is to have the permit; by default the one that calls, which the server names.
@@ -54,7 +54,7 @@ class AcquireInput:
     max_waiters: int | None = None
     owner: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
-    keep: bool = True
+    renewed: bool = True
     on_close: OnClose = "release"
     max_hold_ms: int | None = None
     caller: Caller | None = None

@@ -26,7 +26,7 @@ ADOPT = "redlease.slots.adopt"
 CHECK = "redlease.slots.check"
 INSPECT = "redlease.slots.inspect"
 IDLE = "redlease.slots.idle"
-NOTIFY = "redlease.slots.tell"
+NOTIFY = "redlease.slots.notify"
 
 # Keys in a permit's metadata.
 SLOT, RUN = "redlease.slot", "redlease.run"
@@ -102,28 +102,28 @@ class SlotInput:
         hints: Slots with waiters that found this one busy too.
         until_ms: When renewing ends; None: while the run is open.
         leaving: The run has ended or was continued: the permit expires unless it is adopted or confirmed.
-        unknown: Consecutive looks without an answer.
+        unknown_polls: Consecutive looks without an answer.
     """
 
-    kept: SlotMemo
+    memo: SlotMemo
     requester: Requester
-    keep: bool = True
+    renewed: bool = True
     on_close: OnClose = "release"
     max_hold_ms: int | None = None
     waiters: list[SlotWaiter] = field(default_factory=list)
     hints: list[int] = field(default_factory=list)
     until_ms: int | None = None
     leaving: bool = False
-    unknown: int = 0
+    unknown_polls: int = 0
 
     def run_timeout(self) -> timedelta:
         """The time after which the server ends a run of the slot."""
-        lease_ms = self.kept.terms.lease_ms if self.kept.permit is None else self.kept.permit.lease_ms
+        lease_ms = self.memo.terms.lease_ms if self.memo.permit is None else self.memo.permit.lease_ms
         return timedelta(milliseconds=lease_ms) + MARGIN
 
     def with_permit(self, permit: Permit) -> SlotInput:
         """The same input with the permit as it is now."""
-        return replace(self, kept=replace(self.kept, permit=permit))
+        return replace(self, memo=replace(self.memo, permit=permit))
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class StartedSlot:
     resource: str
     slot: int
     run_id: str
-    kept: SlotMemo
+    memo: SlotMemo
     left: int | None = None
     request: str = ""
 

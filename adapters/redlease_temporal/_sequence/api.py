@@ -84,7 +84,7 @@ class SequenceState:
 
     Attributes:
         handling: For items that are appended without one.
-        seen: The keys of the latest batches that have ended.
+        finished_keys: The keys of the latest batches that have ended.
         handled: Items done by earlier runs.
         outcome: Of the batch that the sequence was started with, if that has ended.
     """
@@ -92,7 +92,7 @@ class SequenceState:
     resource: str
     handling: Handling
     batches: list[Batch] = field(default_factory=list)
-    seen: list[str] = field(default_factory=list)
+    finished_keys: list[str] = field(default_factory=list)
     handled: int = 0
     outcome: BatchOutcome | None = None
 

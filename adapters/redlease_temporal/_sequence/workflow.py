@@ -45,7 +45,7 @@ class SequenceWorkflow:
     def __init__(self, state: SequenceState) -> None:
         self._resource, self._handling = state.resource, state.handling
         self._batches = {batch.key: batch for batch in state.batches}
-        self._finished_keys = deque(state.seen, FINISHED_KEYS_MAX)  # keys of batches that have ended
+        self._finished_keys = deque(state.finished_keys, FINISHED_KEYS_MAX)  # keys of batches that have ended
         self._handled = state.handled
         self._outcome = state.outcome or BatchOutcome()
         self._bytes = sum(map(_size, state.batches)) + size_of(self._outcome.results)

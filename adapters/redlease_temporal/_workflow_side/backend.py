@@ -111,7 +111,7 @@ async def try_once(backend: Backend, run: Run, call: locks.AcquireCall, timeout:
     Raises:
         AcquireTimeout: No permit was free.
     """
-    permit = await backend.try_acquire(run, dataclasses.replace(call, queue=False))
+    permit = await backend.try_acquire(run, dataclasses.replace(call, spec=dataclasses.replace(call.spec, queue=False)))
     if permit is None:
         raise timed_out(backend.service, call, timeout)
     return permit
@@ -189,4 +189,4 @@ def timed_out(service: str, call: locks.AcquireCall, timeout: timedelta) -> Acqu
         f"resource {resource!r}: no permit within {timeout.total_seconds():g} s: others hold it or are ahead in "
         f"the queue, or {service} is away; `inspect()` shows them. The request is out of the queue"
     )
-    return AcquireTimeout(message, resource=resource, ticket=call.ticket)
+    return AcquireTimeout(message, resource=resource, ticket=call.spec.ticket)

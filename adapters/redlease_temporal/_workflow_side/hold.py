@@ -174,17 +174,17 @@ class Hold:
         self._end()
         return self.permit
 
-    def lose(self, why: str, *, replaced: bool = False) -> None:
+    def lose(self, reason: str, *, replaced: bool = False) -> None:
         """Marks the permit as lost, and cancels the body if `on_lost` says so; `replaced`: as in `locks.LostSignal`."""
         if self.lost or self._ended:
             return
         self._replaced = replaced
-        self._note_loss(why)
+        self._note_loss(reason)
         if self._on_lost == "cancel":
-            self._block.cancel(why)
+            self._block.cancel(reason)
 
-    def _note_loss(self, why: str) -> None:
-        self.lost, self._reason = True, why
+    def _note_loss(self, reason: str) -> None:
+        self.lost, self._reason = True, reason
         metrics.lost(self.permit.resource, self._run.resource_label)
         self._measure()
 
@@ -198,8 +198,8 @@ class Hold:
         self._ended = True
         self._run.holds.remove(self)
 
-    def _loss(self, why: str) -> LeaseLost:
-        return lease_lost(self._make_permit_header(), why)
+    def _loss(self, reason: str) -> LeaseLost:
+        return lease_lost(self._make_permit_header(), reason)
 
     def _make_permit_header(self) -> PermitHeader:
         return PermitHeader(self.permit.resource, self.permit.ticket, self.permit.fence, self.resource_workflow or "")

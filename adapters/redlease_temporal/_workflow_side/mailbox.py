@@ -79,7 +79,7 @@ class RunMailbox:
             await workflow.wait_condition(lambda: self.early.get(granted.request) is not granted, timeout=ASKS_WITHIN_S)
         except TimeoutError:
             del self.early[granted.request]
-            await signal(granted.keeper, "release", Release(granted.permit.ticket, granted.permit.fence))
+            await signal(granted.resource_workflow, "release", Release(granted.permit.ticket, granted.permit.fence))
 
     def on_refused(self, refused: RefusedSignal) -> None:
         """Stores a refusal for the code that waits for it."""
@@ -117,7 +117,7 @@ class RunMailbox:
         """Confirms that this run holds the permit. If it does not, it stays silent, which counts as a no."""
         if (confirm.resource, confirm.ticket, confirm.fence) in self.held_permits:
             confirmed = Confirmed(confirm.ticket, confirm.fence, workflow.info().run_id)
-            self._send(signal(confirm.keeper, "confirm", confirmed))
+            self._send(signal(confirm.resource_workflow, "confirm", confirmed))
 
     def _send(self, sending: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(sending)

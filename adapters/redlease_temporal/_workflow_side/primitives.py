@@ -27,7 +27,6 @@ from redlease_temporal.errors import (
 from . import metrics
 from .backend import Backend
 from .hold import Hold, HoldRequest, OnLost, shielded
-from .requests import AcquireSpec
 from .run import Run, current, ticket_of
 
 
@@ -127,18 +126,12 @@ class Semaphore:
         max_hold_ms = None if max_hold is None else as_usage_error(limits.milliseconds, "max_hold", max_hold, 1)
         limit, full = self._waiting(timeout, when_full, grace)
         spec = self._spec(ticket, weight, owner, metadata, key=key, share=share, full=full)
-        return HoldRequest(functools.partial(self._held, spec, limit, on_lost, on_close, max_hold_ms))
+        spec = dataclasses.replace(spec, on_close=on_close, max_hold_ms=max_hold_ms)
+        return HoldRequest(functools.partial(self._held, spec, limit, on_lost))
 
-    async def _held(
-        self,
-        spec: AcquireSpec,
-        limit: timedelta | None,
-        on_lost: OnLost,
-        on_close: locks.OnClose,
-        max_hold_ms: int | None,
-    ) -> Hold:
+    async def _held(self, spec: locks.AcquireSpec, limit: timedelta | None, on_lost: OnLost) -> Hold:
         run = current()
-        call = self._acquire_call(run, spec, on_close=on_close, max_hold_ms=max_hold_ms)
+        call = self._acquire_call(run, spec)
         return self._hold_of(run, await self._obtain(run, call, limit), call, on_lost)
 
     def weighted(self, weight: int) -> Units:
@@ -168,7 +161,7 @@ class Semaphore:
         """
         run, (limit, full) = current(), self._waiting(timeout, when_full, grace)
         spec = self._spec(ticket, weight, owner, metadata, key=key, share=share, full=full)
-        return await self._obtain(run, self._acquire_call(run, spec, keep=False), limit)
+        return await self._obtain(run, self._acquire_call(run, dataclasses.replace(spec, renewed=False)), limit)
 
     async def try_acquire(
         self,
@@ -187,7 +180,8 @@ class Semaphore:
             Unavailable: The backend was not reached in time.
         """
         run = current()
-        call = self._acquire_call(run, self._spec(ticket, weight, owner, metadata, key=key), keep=False, queue=False)
+        spec = self._spec(ticket, weight, owner, metadata, key=key)
+        call = self._acquire_call(run, dataclasses.replace(spec, renewed=False, queue=False))
         began = workflow.now()
         await run.release_delivered(self.name)
         permit = await self._backend.try_acquire(run, dataclasses.replace(call, settles=True))
@@ -218,11 +212,18 @@ class Semaphore:
         _check_endings(on_lost, on_close)
         max_hold_ms = None if max_hold is None else as_usage_error(limits.milliseconds, "max_hold", max_hold, 1)
         metadata = as_usage_error(limits.checked_metadata, permit.metadata)
-        spec = AcquireSpec(permit.ticket, permit.weight, None, metadata, permit.key or "")
+        spec = locks.AcquireSpec(
+            permit.ticket,
+            permit.weight,
+            metadata=metadata,
+            key=permit.key or "",
+            on_close=on_close,
+            max_hold_ms=max_hold_ms,
+        )
 
         async def adopted() -> Hold:
             run = current()
-            call = self._acquire_call(run, spec, on_close=on_close, max_hold_ms=max_hold_ms)
+            call = self._acquire_call(run, spec)
             adopted_permit = await self._backend.adopt(run, locks.AdoptCall(self._terms, permit, call, refence))
             return self._hold_of(run, adopted_permit, call, on_lost)
 
@@ -323,7 +324,7 @@ class Semaphore:
         key: str | None,
         share: float = 1,
         full: WhenFull = WAITS,
-    ) -> AcquireSpec:
+    ) -> locks.AcquireSpec:
         if ticket is not None:
             as_usage_error(limits.checked_text, "ticket", ticket, limits.TICKET_BYTES_MAX)
         if owner is not None:
@@ -342,7 +343,18 @@ class Semaphore:
             as_usage_error(limits.checked_text, "key", key, limits.KEY_BYTES_MAX)
             if not self._backend.has_turns:
                 raise without_keys(self.name, self._backend.name)
-        return AcquireSpec(ticket, units, owner, as_usage_error(limits.checked_metadata, metadata), key, share, full)
+        if key is None:
+            key, share = locks.turn_of(workflow.info().priority) if self._backend.has_turns else ("", 1)
+        return locks.AcquireSpec(
+            ticket or "",
+            units,
+            owner or "",
+            as_usage_error(limits.checked_metadata, metadata),
+            key=key,
+            share=share,
+            full=full.mode,
+            grace_ms=full.grace_ms,
+        )
 
     def _waiting(self, timeout: Duration | None, when_full: Full, grace: Duration) -> tuple[timedelta | None, WhenFull]:
         """How long a request waits, and what it does if it has to."""
@@ -355,40 +367,16 @@ class Semaphore:
             raise without_replacing(self.name, self._backend.name, when_full)
         return limit, full
 
-    def _acquire_call(
-        self,
-        run: Run,
-        spec: AcquireSpec,
-        *,
-        keep: bool = True,
-        queue: bool = True,
-        on_close: locks.OnClose = "release",
-        max_hold_ms: int | None = None,
-        number: str = "",
-    ) -> locks.AcquireCall:
+    def _acquire_call(self, run: Run, spec: locks.AcquireSpec, *, number: str = "") -> locks.AcquireCall:
         info = workflow.info()
         number = number or str(run.number(self.name))
-        key, share = spec.key, spec.share
-        if key is None:
-            key, share = locks.turn_of(info.priority) if self._backend.has_turns else ("", 1)
         return locks.AcquireCall(
             self._terms,
-            spec.ticket or ticket_of(info, number),
+            dataclasses.replace(spec, ticket=spec.ticket or ticket_of(info, number)),
             info.first_execution_run_id,
             info.get_current_history_length(),
             f"redlease:{number}:{self.name}",
             f"redlease:{number}:{self.name}:wait",
-            weight=spec.weight,
-            owner=spec.owner,
-            metadata=spec.metadata,
-            keep=keep,
-            queue=queue,
-            on_close=on_close,
-            max_hold_ms=max_hold_ms,
-            key=key,
-            share=share,
-            full=spec.full.mode,
-            grace_ms=spec.full.grace_ms,
         )
 
     async def _obtain(self, run: Run, call: locks.AcquireCall, timeout: timedelta | None) -> Permit:
@@ -401,14 +389,14 @@ class Semaphore:
 
     async def _within(self, run: Run, call: locks.AcquireCall, timeout: timedelta | None) -> Permit:
         limits_of_waiters = (self._terms.max_waiters, self._terms.max_waiters_per_key)
-        if call.full == "refuse" or timeout == timedelta(0) or 0 in limits_of_waiters:
+        if call.spec.full == "refuse" or timeout == timedelta(0) or 0 in limits_of_waiters:
             call = dataclasses.replace(call, settles=True)
-        if call.full != "refuse":
+        if call.spec.full != "refuse":
             return await self._backend.acquire(run, call, timeout)
         try:
             return await self._backend.acquire(run, call, timedelta(0))
         except AcquireTimeout as error:
-            raise refused_when_full(self.name, call.ticket) from error
+            raise refused_when_full(self.name, call.spec.ticket) from error
 
     def _hold_of(self, run: Run, permit: Permit, call: locks.AcquireCall, on_lost: OnLost) -> Hold:
         return Hold(
@@ -433,11 +421,18 @@ class HeldPermit:
 
     async def resume(self, permit: Permit) -> Permit:
         """Takes over the permit for the run, which was reset, with its fence as it is."""
-        spec = AcquireSpec(permit.ticket, permit.weight, None, permit.metadata, permit.key or "")
+        before = self._acquire_call.spec
+        spec = locks.AcquireSpec(
+            permit.ticket,
+            permit.weight,
+            metadata=permit.metadata,
+            on_close=before.on_close,
+            max_hold_ms=before.max_hold_ms,
+            key=permit.key or "",
+        )
         # Not one of the run's requests: these have the numbers that they had before the reset.
         number = f"again{self._run.number(AGAIN)}"
-        call, before = self._pool._acquire_call(self._run, spec, number=number), self._acquire_call
-        call = dataclasses.replace(call, on_close=before.on_close, max_hold_ms=before.max_hold_ms)
+        call = self._pool._acquire_call(self._run, spec, number=number)
         adopt_call = locks.AdoptCall(self._terms, permit, call, refence=False, resumes=True)
         return await self._backend.adopt(self._run, adopt_call)
 

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
 
 from temporalio import workflow
 
-from redlease._core.limits import WAITS, WhenFull
 from redlease_temporal._payloads.coordinator import Adoption, Requester
 from redlease_temporal._payloads.locks import AcquireCall, AdoptCall
-
-
-class AcquireSpec(NamedTuple):
-    """The checked parameters of an acquire. `weight`: in units of the resource; `key`: None for that of the run."""
-
-    ticket: str | None
-    weight: int
-    owner: str | None
-    metadata: dict[str, str]
-    key: str | None = None
-    share: float = 1
-    full: WhenFull = WAITS
 
 
 def original_run_of(info: workflow.Info) -> str:
@@ -45,13 +31,13 @@ def requester_of(call: AcquireCall, name: str) -> Requester:
 
 def adoption_of(call: AdoptCall) -> Adoption:
     """The message by which this run adopts a permit from the workflow that keeps it."""
-    acquire_call, permit = call.wish, call.permit
+    acquire_call, permit = call.acquire, call.permit
     return Adoption(
         permit.ticket,
         permit.fence,
         requester_of(acquire_call, request_name(acquire_call)),
         acquire_call.terms.lease_ms,
-        acquire_call.on_close,
-        acquire_call.max_hold_ms,
+        acquire_call.spec.on_close,
+        acquire_call.spec.max_hold_ms,
         call.refence,
     )

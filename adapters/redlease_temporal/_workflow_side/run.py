@@ -39,7 +39,7 @@ class RunHold(Protocol):
     def permit_header(self) -> PermitHeader | None:
         """The guard for an activity started now; None once the hold is released or detached."""
 
-    def lose(self, why: str, *, replaced: bool = False) -> None:
+    def lose(self, reason: str, *, replaced: bool = False) -> None:
         """Marks the permit as lost; `replaced`: a newer request waits until it is given back."""
 
     async def confirm(self) -> None:
@@ -151,7 +151,7 @@ class Run:
 
     def on_granted(self, granted: GrantedSignal) -> None:
         """Handles the signal of a grant: from a relay if waiting is by signal, or from the resource's keeper."""
-        if granted.keeper:
+        if granted.resource_workflow:
             self.mailbox.on_granted(granted)
         else:
             self.granted[granted.permit.resource, granted.permit.ticket] = granted.permit
@@ -161,7 +161,7 @@ class Run:
         for hold in list(self.holds):
             permit_header = hold.permit_header
             if permit_header is not None and permit_header.names == (lost.resource, lost.ticket, lost.fence):
-                hold.lose(lost.why, replaced=lost.replaced)
+                hold.lose(lost.reason, replaced=lost.replaced)
 
 
 async def _confirm(questions: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:

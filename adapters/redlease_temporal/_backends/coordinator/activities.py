@@ -39,7 +39,7 @@ class CoordinatorActivities:
         """For workers that run workflows."""
         return [self.send_request, self.outcome, self.renew, self.adopt, self.check, self.inspect, self.position]
 
-    @activity.defn(name=coordinator.ASK)
+    @activity.defn(name=coordinator.REQUEST)
     async def send_request(self, request: coordinator.CoordinatorRequest) -> None:
         """Sends a request to the coordinator; starts it if it is not open."""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from datetime import timedelta
 from typing import TypeVar
@@ -58,7 +59,7 @@ class CoordinatorBackend(LocalBackend):
             message = (
                 f"resource {call.terms.resource!r}: its coordinator did not answer in time. It is safe to try again"
             )
-            raise Unavailable(message, resource=call.terms.resource, ticket=call.ticket) from None
+            raise Unavailable(message, resource=call.terms.resource, ticket=call.spec.ticket) from None
         except _BusyError:
             return None
 
@@ -73,7 +74,7 @@ class CoordinatorBackend(LocalBackend):
                     run.mailbox.held_permits.add((answer.permit.resource, answer.permit.ticket, answer.permit.fence))
                     return answer.permit
                 if answer.error != STALE:
-                    raise _refusal_error(self._terms.resource, call.ticket, answer)
+                    raise _refusal_error(self._terms.resource, call.spec.ticket, answer)
         raise TimeoutError
 
     async def _request_and_wait(
@@ -102,7 +103,7 @@ class CoordinatorBackend(LocalBackend):
         # No other exceptions: an evicted run must not send signals.
         except (ApplicationError, asyncio.CancelledError):
             mailbox.forget(name)
-            release = coordinator.Release(request.ticket, None, name)
+            release = coordinator.Release(request.spec.ticket, None, name)
             run.releasing(self._terms.resource, self._signal_release(release))
             raise
         answer = mailbox.answers[name]
@@ -119,7 +120,7 @@ class CoordinatorBackend(LocalBackend):
             try:
                 return await self.check(locks.CheckCall(self._terms, answer.permit.ticket, answer.permit.fence))
             except Unavailable:
-                if not request.queue:
+                if not request.spec.queue:
                     raise
                 await asyncio.sleep(PAUSE_S)
 
@@ -128,10 +129,10 @@ class CoordinatorBackend(LocalBackend):
         for number in itertools.count():
             try:
                 await self._call_activity(
-                    coordinator.ASK, request, type(None), f"{activity_id}*{number}" if number else activity_id
+                    coordinator.REQUEST, request, type(None), f"{activity_id}*{number}" if number else activity_id
                 )
             except Unavailable:
-                if not request.queue:
+                if not request.spec.queue:
                     raise
                 await asyncio.sleep(PAUSE_S)
             else:
@@ -140,26 +141,15 @@ class CoordinatorBackend(LocalBackend):
     def _request(self, call: locks.AcquireCall, name: str, timeout: timedelta | None) -> coordinator.CoordinatorRequest:
         return coordinator.CoordinatorRequest(
             call.terms,
-            call.ticket,
+            dataclasses.replace(call.spec, owner=call.spec.owner or shown_as(workflow.info())),
             requester_of(call, name),
-            weight=call.weight,
-            owner=call.owner or shown_as(workflow.info()),
-            metadata=call.metadata,
-            keep=call.keep,
-            queue=call.queue,
-            on_close=call.on_close,
             timeout_ms=None if timeout is None else timeout // timedelta(milliseconds=1),
-            max_hold_ms=call.max_hold_ms,
-            key=call.key,
-            share=call.share,
-            full=call.full,
-            grace_ms=call.grace_ms,
         )
 
     async def adopt(self, run: Run, call: locks.AdoptCall) -> Permit:
         """Takes over a permit."""
         message = coordinator.CoordinatorCall(self._terms, adoption=adoption_of(call))
-        adopted = await self._call_activity(coordinator.ADOPT, message, Permit, call.wish.local_id)
+        adopted = await self._call_activity(coordinator.ADOPT, message, Permit, call.acquire.local_id)
         run.mailbox.held_permits.add((adopted.resource, adopted.ticket, adopted.fence))
         return adopted
 
@@ -226,5 +216,5 @@ def _refusal_error(resource: str, ticket: str, refused: locks.RefusedSignal) -> 
     if refused.error == BUSY:
         return _BusyError()
     if refused.error == "ValueError":
-        return usage_error(refused.why)
-    return NAMED.get(refused.error, LockError)(refused.why, resource=resource, ticket=ticket)
+        return usage_error(refused.reason)
+    return NAMED.get(refused.error, LockError)(refused.reason, resource=resource, ticket=ticket)

@@ -19,7 +19,7 @@ class Notification:
         kind: "granted", "refused", "lost", or "confirm", which asks whether the run holds the permit.
         permit: The permit it is about; None for a refusal.
         error: The name of the error of a refusal.
-        why: The reason of a refusal or a loss.
+        reason: The reason of a refusal or a loss.
         replaced: Whether a newer request waits until the lost permit is given back.
     """
 
@@ -27,7 +27,7 @@ class Notification:
     to: Requester
     permit: Permit | None = None
     error: str = ""
-    why: str = ""
+    reason: str = ""
     replaced: bool = False
 
 
@@ -37,9 +37,9 @@ class Holder:
 
     Attributes:
         until_ms: When renewing ends; None: while its run is open.
-        looked_ms: When its run was last known to be open.
+        polled_ms: When its run was last known to be open.
         leaving: Its run has ended or was continued: the permit expires unless it is adopted or confirmed.
-        unknown: Looks since then without an answer.
+        unknown_polls: Looks since then without an answer.
         sharers: Other runs that requested this ticket and were notified of the grant.
         downgraded: It was granted to this run with more weight than it has now.
         replaced_by: The ticket of a newer request that has ended the permit: that is not held any more, and its units
@@ -48,12 +48,12 @@ class Holder:
 
     permit: Permit
     requester: Requester
-    keep: bool
+    renewed: bool
     on_close: OnClose
     until_ms: int | None
-    looked_ms: int
+    polled_ms: int
     leaving: bool = False
-    unknown: int = 0
+    unknown_polls: int = 0
     sharers: list[Requester] = field(default_factory=list)
     downgraded: bool = False
     replaced_by: str = ""
@@ -67,7 +67,7 @@ class Holder:
 
     def is_renewed(self, now_ms: int) -> bool:
         """Whether the permit is renewed while its run is open."""
-        return self.keep and not self.leaving and (self.until_ms is None or now_ms < self.until_ms)
+        return self.renewed and not self.leaving and (self.until_ms is None or now_ms < self.until_ms)
 
 
 @dataclass

@@ -48,10 +48,10 @@ class QueueState:
         holders: In the order of their grants.
         queue: In the order of arrival.
         withdrawn: Requests that must not be granted if a late copy arrives.
-        used_ms: When the resource was last used.
-        lasted_ms: How long holds lasted of late whose release others waited for.
+        last_used_ms: When the resource was last used.
+        mean_hold_ms: How long holds lasted of late whose release others waited for.
         per_key: Units that requests of one key may hold; 0 for any number.
-        virtual: The tag of the last turn.
+        virtual_time: The tag of the last turn.
     """
 
     resource: str
@@ -62,10 +62,10 @@ class QueueState:
     queue: list[QueuedTicket] = field(default_factory=list)
     withdrawn: list[str] = field(default_factory=list)
     outcomes: list[ReleaseOutcome] = field(default_factory=list)
-    used_ms: int = 0
-    lasted_ms: float | None = None
+    last_used_ms: int = 0
+    mean_hold_ms: float | None = None
     per_key: int = 0
-    virtual: int = 0
+    virtual_time: int = 0
 
     # Requests
 
@@ -74,7 +74,7 @@ class QueueState:
         if refusal := self._refusal_of_all(request):
             return [refusal]  # what it declares is not taken either
         effects = self._declare(request.terms, now_us)
-        holder, queued = self.holder(request.ticket), self._queued_ticket(request.ticket)
+        holder, queued = self.holder(request.spec.ticket), self._queued_ticket(request.spec.ticket)
         if holder is not None and holder.downgraded and holder.requester.is_reset_as(request.requester):
             self.holders.remove(holder)
             effects += _lost(holder, RESET_AFTER_DOWNGRADE)
@@ -91,68 +91,68 @@ class QueueState:
             return effects
         waits = self._waits(request)
         self.queue.append(QueuedTicket(request, now_us // 1000, [request.requester], [deadline_ms]))
-        more = self._replace(request, now_us) if waits and request.replaces else self._grant(now_us)
+        more = self._replace(request, now_us) if waits and request.spec.replaces else self._grant(now_us)
         return effects + more
 
     def _refusal_of_all(self, request: CoordinatorRequest) -> Notification | None:
         """The refusal of a request that was withdrawn, replaced, or can never be granted."""
         if request.requester.request in self.withdrawn:
             return _refused(request, "Stale", "it was withdrawn before")
-        holder = self.holder(request.ticket)
+        holder = self.holder(request.spec.ticket)
         if holder is not None and holder.replaced_by:
             return superseded(holder.replaced_by, [request.requester])[0]
-        is_known = holder or self._queued_ticket(request.ticket)
-        why = "" if is_known else never_fits(request, *self._declared_by(request.terms))
-        return _refused(request, "ValueError", why) if why else None
+        is_known = holder or self._queued_ticket(request.spec.ticket)
+        reason = "" if is_known else never_fits(request, *self._declared_by(request.terms))
+        return _refused(request, "ValueError", reason) if reason else None
 
     def _replace(self, request: CoordinatorRequest, now_us: int) -> list[Notification]:
         """Lets the newest waiter take the place of those of its key, and of holders too if it asks for that."""
+        spec = request.spec
         removed = self._remove_requesters(
-            lambda queued, _each, _ms: queued.request.key == request.key and queued.request.ticket != request.ticket
+            lambda queued, _each, _ms: queued.request.spec.key == spec.key and queued.request.spec.ticket != spec.ticket
         )
         self.withdrawn = [*self.withdrawn, *(each.request for each in removed)][-REMEMBERED:]
-        effects = superseded(request.ticket, removed)
-        if request.full == "replace-holder":
-            units_missing = self.held + request.weight - self.capacity
-            if self.per_key and request.key:
-                units_missing = max(units_missing, self._held_by(request.key) + request.weight - self.per_key)
+        effects = superseded(spec.ticket, removed)
+        if spec.full == "replace-holder":
+            units_missing = self.held + spec.weight - self.capacity
+            if self.per_key and spec.key:
+                units_missing = max(units_missing, self._held_by(spec.key) + spec.weight - self.per_key)
             effects += replace_holders(request, self.holders, units_missing, now_us // 1000)
         return effects + self._grant(now_us)
 
     def _refusal(
         self, request: CoordinatorRequest, holder: Holder | None, queued: QueuedTicket | None
     ) -> Notification | None:
-        existing = holder.permit if holder else queued.request if queued else request
-        if existing.weight != request.weight:
-            return _refused(request, "ValueError", f"ticket {request.ticket!r} is known with weight {existing.weight}")
-        if (existing.key or "") != request.key:
-            return _refused(
-                request, "ValueError", f"ticket {request.ticket!r} is known with the key {existing.key or ''!r}"
-            )
+        spec = request.spec
+        existing = holder.permit if holder else queued.request.spec if queued else spec
+        if existing.weight != spec.weight:
+            return _refused(request, "ValueError", f"ticket {spec.ticket!r} is known with weight {existing.weight}")
+        if (existing.key or "") != spec.key:
+            reason = f"ticket {spec.ticket!r} is known with the key {existing.key or ''!r}"
+            return _refused(request, "ValueError", reason)
         return None if holder or queued else self._queue_refusal(request)
 
     def _queue_refusal(self, request: CoordinatorRequest) -> Notification | None:
         """The refusal of a new request that cannot be queued."""
-        waits = self._waits(request)
-        if waits and not request.queue:
+        waits, spec, terms = self._waits(request), request.spec, request.terms
+        if waits and not spec.queue:
             return _refused(request, "Busy", "it would have to wait")
-        waiters_max = request.terms.max_waiters
-        if waits and waiters_max is not None and len(self.queue) >= waiters_max and not request.replaces:
+        counts = waits and not spec.replaces
+        if counts and terms.max_waiters is not None and len(self.queue) >= terms.max_waiters:
             return _refused(request, "QueueFull", f"{len(self.queue)} wait already. Try again later")
-        of_key = sum(each.request.key == request.key for each in self.queue) if request.key else 0
-        key_waiters_max = request.terms.max_waiters_per_key
-        if waits and request.key and key_waiters_max is not None and of_key >= key_waiters_max and not request.replaces:
-            return _refused(request, "QueueFull", f"{of_key} of key {request.key!r} wait already. Try again later")
-        who = request.requester.workflow_id
-        if self.size() + entry_size(who, request.ticket, request.owner, request.metadata, request.key) > BYTES_MAX:
-            why = f"a coordinator keeps no more than these {len(self.holders)} holders and {len(self.queue)} waiters"
-            return _refused(request, "QueueFull", f"{why}. Try again later")
+        of_key = sum(each.request.spec.key == spec.key for each in self.queue) if spec.key else 0
+        if counts and spec.key and terms.max_waiters_per_key is not None and of_key >= terms.max_waiters_per_key:
+            return _refused(request, "QueueFull", f"{of_key} of key {spec.key!r} wait already. Try again later")
+        size = entry_size(request.requester.workflow_id, spec.ticket, spec.owner, spec.metadata, spec.key)
+        if self.size() + size > BYTES_MAX:
+            reason = f"a coordinator keeps no more than these {len(self.holders)} holders and {len(self.queue)} waiters"
+            return _refused(request, "QueueFull", f"{reason}. Try again later")
         return None
 
     def _waits(self, request: CoordinatorRequest) -> bool:
         """Whether a new request has to wait: there is no room for it, or it is not its turn."""
         queued, first = QueuedTicket(request, 0, [], []), self._next(self.queue)
-        if request.weight > self.capacity - self.held or self._next([*self.queue, queued]) is not queued:
+        if request.spec.weight > self.capacity - self.held or self._next([*self.queue, queued]) is not queued:
             return True
         return first is not None and (first.tag or 0) <= (queued.tag or 0)
 
@@ -182,24 +182,25 @@ class QueueState:
         """Changes the capacity; refuses waiters that can never be granted now."""
         self.capacity = capacity
         reasons = [(queued, never_fits(queued.request, capacity, self.per_key)) for queued in self.queue]
-        self.queue = [queued for queued, why in reasons if not why]
+        self.queue = [queued for queued, reason in reasons if not reason]
         refused = [
-            _refused(replace(queued.request, requester=each), "ValueError", why)
-            for queued, why in reasons
-            for each in (queued.requesters if why else ())
+            _refused(replace(queued.request, requester=each), "ValueError", reason)
+            for queued, reason in reasons
+            for each in (queued.requesters if reason else ())
         ]
         return refused + self._grant(now_us)
 
     def _next(self, queue: list[QueuedTicket]) -> QueuedTicket | None:
         """Whose turn it is: the first of a key that is not at its limit."""
-        if not any(each.permit.key for each in self.holders) and not any(each.request.key for each in self.queue):
-            self.virtual = 0  # nothing is remembered of keys that are gone
+        if not any(each.permit.key for each in self.holders) and not any(each.request.spec.key for each in self.queue):
+            self.virtual_time = 0  # nothing is remembered of keys that are gone
             for queued in self.queue[:1]:
                 queued.tag = None
-        return next_in_turn(queue, self.virtual, self._is_below_limit)
+        return next_in_turn(queue, self.virtual_time, self._is_below_limit)
 
     def _is_below_limit(self, request: CoordinatorRequest) -> bool:
-        return not (self.per_key and request.key) or self._held_by(request.key) + request.weight <= self.per_key
+        key, weight = request.spec.key, request.spec.weight
+        return not (self.per_key and key) or self._held_by(key) + weight <= self.per_key
 
     def _held_by(self, key: str) -> int:
         return sum(each.permit.weight for each in self.holders if each.permit.key == key)
@@ -207,23 +208,23 @@ class QueueState:
     def _grant(self, now_us: int) -> list[Notification]:
         """Grants to whose turn it is, while the next fits."""
         effects = []
-        while (queued := self._next(self.queue)) and queued.request.weight <= self.capacity - self.held:
+        while (queued := self._next(self.queue)) and queued.request.spec.weight <= self.capacity - self.held:
             self.queue = [other for other in self.queue if other is not queued]
-            self.virtual = max(self.virtual, queued.tag or 0)
-            request, now_ms = queued.request, now_us // 1000
+            self.virtual_time = max(self.virtual_time, queued.tag or 0)
+            spec, lease_ms, now_ms = queued.request.spec, queued.request.terms.lease_ms, now_us // 1000
             # Fences follow the clock, so they keep growing if a coordinator ends or is lost.
             self.fence = max(self.fence + 1, now_us)
             permit = Permit(
-                *(self.resource, request.ticket, self.fence, request.weight, self.capacity, request.terms.lease_ms),
-                *(now_ms, now_ms + request.terms.lease_ms, request.owner, request.metadata, request.key or None),
+                *(self.resource, spec.ticket, self.fence, spec.weight, self.capacity, lease_ms),
+                *(now_ms, now_ms + lease_ms, spec.owner, spec.metadata, spec.key or None),
             )
-            until_ms = None if request.max_hold_ms is None else now_ms + request.max_hold_ms
+            until_ms = None if spec.max_hold_ms is None else now_ms + spec.max_hold_ms
             first, *others = queued.requesters
             self.holders.append(
-                Holder(permit, first, request.keep, request.on_close, until_ms, looked_ms=now_ms, sharers=others)
+                Holder(permit, first, spec.renewed, spec.on_close, until_ms, polled_ms=now_ms, sharers=others)
             )
             effects += [Notification("granted", each, permit) for each in queued.requesters]
-        self.used_ms = max(self.used_ms, now_us // 1000)
+        self.last_used_ms = max(self.last_used_ms, now_us // 1000)
         return effects
 
     # Releases
@@ -250,12 +251,12 @@ class QueueState:
         if release.fence is None:
             removed = self._remove_requesters(
                 lambda queued, each, _: (
-                    queued.request.ticket == release.ticket and (by_admin or each.request == release.request)
+                    queued.request.spec.ticket == release.ticket and (by_admin or each.request == release.request)
                 )
             )
             released = released or bool(removed)
-            why = "somebody took this request out of the queue by its ticket"
-            effects += [Notification("refused", each, error="Withdrawn", why=why) for each in removed if by_admin]
+            reason = "somebody took this request out of the queue by its ticket"
+            effects += [Notification("refused", each, error="Withdrawn", reason=reason) for each in removed if by_admin]
         if release.call:
             self.outcomes = [*self.outcomes, ReleaseOutcome(release.call, released)][-REMEMBERED:]
         return effects + self._grant(now_us)
@@ -317,7 +318,7 @@ class QueueState:
         if adoption.refence if adoption.refence is not None else not same:
             self.fence = max(self.fence + 1, now_us)
             holder.permit, holder.sharers = replace(holder.permit, fence=self.fence), []
-        holder.requester, holder.keep, holder.leaving = adoption.requester, True, False
+        holder.requester, holder.renewed, holder.leaving = adoption.requester, True, False
         holder.downgraded = False
         holder.on_close = adoption.on_close
         holder.until_ms = None if adoption.max_hold_ms is None else now_ms + adoption.max_hold_ms
@@ -333,7 +334,7 @@ class QueueState:
         return []
 
     def _extend(self, holder: Holder, now_ms: int, lease_ms: int) -> None:
-        holder.looked_ms = now_ms
+        holder.polled_ms = now_ms
         if not holder.replaced_by:  # else it lasts for the grace time that it was given
             holder.permit = replace(holder.permit, lease_ms=lease_ms, expires_at_ms=now_ms + lease_ms)
 
@@ -368,8 +369,8 @@ class QueueState:
         now_ms, effects = now_us // 1000, []
         for holder in [each for each in self.holders if each.requester == at]:
             lease_ms = holder.permit.lease_ms
-            stays = is_renewed_after(status, holder.unknown, UNKNOWN_MAX)
-            holder.unknown = holder.unknown + 1 if status == "unknown" else 0
+            stays = is_renewed_after(status, holder.unknown_polls, UNKNOWN_MAX)
+            holder.unknown_polls = holder.unknown_polls + 1 if status == "unknown" else 0
             if stays or (status == "closed" and holder.pass_to_sharer()):
                 self._extend(holder, now_ms, lease_ms)
             elif status == "closed" and holder.on_close == "release":
@@ -394,14 +395,14 @@ class QueueState:
             self._next_poll_ms(each) if each.is_renewed(now_ms) else each.permit.expires_at_ms for each in self.holders
         ]
         times += [ms for queued in self.queue for ms in queued.deadlines_ms if ms is not None]
-        return min(times, default=self.used_ms + IDLE_MS)
+        return min(times, default=self.last_used_ms + IDLE_MS)
 
     def _next_poll_ms(self, holder: Holder) -> int:
         if holder.on_close == "lease" or not self.queue:
             return holder.permit.expires_at_ms
         # Long holds are looked at less and less often: each look costs the coordinator some events.
-        pause_ms = POLL_MS + (holder.looked_ms - holder.permit.granted_at_ms) // 4
-        return min(holder.permit.expires_at_ms, holder.looked_ms + pause_ms)
+        pause_ms = POLL_MS + (holder.polled_ms - holder.permit.granted_at_ms) // 4
+        return min(holder.permit.expires_at_ms, holder.polled_ms + pause_ms)
 
     def contended(self, now_ms: int) -> dict[Requester, str]:
         """The holders whose end somebody waits for, with the ticket of each."""
@@ -414,7 +415,7 @@ class QueueState:
 
     def idle(self, now_ms: int) -> bool:
         """Whether the coordinator has been unused for so long that it may end."""
-        return not self.holders and not self.queue and now_ms >= self.used_ms + IDLE_MS
+        return not self.holders and not self.queue and now_ms >= self.last_used_ms + IDLE_MS
 
     # Queries
 
@@ -432,7 +433,7 @@ class QueueState:
         return None if holder is None or holder.replaced_by or holder.permit.fence != fence else holder
 
     def _queued_ticket(self, ticket: str) -> QueuedTicket | None:
-        return next((each for each in self.queue if each.request.ticket == ticket), None)
+        return next((each for each in self.queue if each.request.spec.ticket == ticket), None)
 
     def permit(self, ticket: str, fence: int) -> Permit | None:
         """The permit, if it is held with that fence."""
@@ -450,19 +451,19 @@ class QueueState:
 
     def _note_duration(self, lasted_ms: int) -> None:
         if self.queue:
-            mean_ms = lasted_ms if self.lasted_ms is None else self.lasted_ms
-            self.lasted_ms = (7 * mean_ms + lasted_ms) / 8
+            mean_ms = lasted_ms if self.mean_hold_ms is None else self.mean_hold_ms
+            self.mean_hold_ms = (7 * mean_ms + lasted_ms) / 8
 
     def size(self) -> int:
         """The approximate size of the state in bytes."""
         return state_size(self.holders, self.queue)
 
 
-def _refused(request: CoordinatorRequest, error: str, why: str) -> Notification:
-    return Notification("refused", request.requester, error=error, why=why)
+def _refused(request: CoordinatorRequest, error: str, reason: str) -> Notification:
+    return Notification("refused", request.requester, error=error, reason=reason)
 
 
-def _lost(holder: Holder, why: str) -> list[Notification]:
+def _lost(holder: Holder, reason: str) -> list[Notification]:
     """The notifications of a loss; none for a permit that is plain data, as nobody waits for its loss."""
-    notified = [holder.requester, *holder.sharers] if holder.keep else []
-    return [Notification("lost", each, holder.permit, why=why) for each in notified]
+    notified = [holder.requester, *holder.sharers] if holder.renewed else []
+    return [Notification("lost", each, holder.permit, reason=reason) for each in notified]

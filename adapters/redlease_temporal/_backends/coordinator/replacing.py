@@ -12,8 +12,8 @@ from .entries import Holder, Notification
 
 def superseded(by: str, requesters: Iterable[Requester]) -> list[Notification]:
     """The refusals of requests in whose place there is a newer one now; `by`: its ticket."""
-    why = f"a newer request, {by!r}, replaced this one by its `when_full`. It is for the same work: do not ask again"
-    return [Notification("refused", each, error="Superseded", why=why) for each in requesters]
+    reason = f"a newer request, {by!r}, replaced this one by its `when_full`. It is for the same work: do not ask again"
+    return [Notification("refused", each, error="Superseded", reason=reason) for each in requesters]
 
 
 def replace_holders(
@@ -24,18 +24,18 @@ def replace_holders(
     Such a permit is not held any more. Its units are free when it is released, after the grace of the request, or when
     its lease ends, whichever is first.
     """
-    of_key = [holder for holder in holders if (holder.permit.key or "") == by.key]
+    of_key = [holder for holder in holders if (holder.permit.key or "") == by.spec.key]
     units_missing -= sum(holder.permit.weight for holder in of_key if holder.replaced_by)
     effects = []
     for holder in [holder for holder in of_key if not holder.replaced_by]:
         if units_missing <= 0:
             break
         units_missing -= holder.permit.weight
-        if holder.keep:
-            why = f"the newer request {by.ticket!r} replaced it"
+        if holder.renewed:
+            reason = f"the newer request {by.spec.ticket!r} replaced it"
             notified = (holder.requester, *holder.sharers)
-            effects += [Notification("lost", each, holder.permit, why=why, replaced=True) for each in notified]
-        until_ms = min(holder.permit.expires_at_ms, now_ms + by.grace_ms)
+            effects += [Notification("lost", each, holder.permit, reason=reason, replaced=True) for each in notified]
+        until_ms = min(holder.permit.expires_at_ms, now_ms + by.spec.grace_ms)
         holder.permit = replace(holder.permit, expires_at_ms=until_ms)
-        holder.replaced_by, holder.keep = by.ticket, False
+        holder.replaced_by, holder.renewed = by.spec.ticket, False
     return effects

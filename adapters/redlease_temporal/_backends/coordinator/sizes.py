@@ -18,9 +18,9 @@ def state_size(holders: Iterable[Holder], queue: Iterable[QueuedTicket]) -> int:
         for each in (holder.requester, *holder.sharers):
             size += entry_size(each.workflow_id, permit.ticket, permit.owner, permit.metadata, permit.key or "")
     for queued in queue:
-        request = queued.request
+        spec = queued.request.spec
         for each in queued.requesters:
-            size += entry_size(each.workflow_id, request.ticket, request.owner, request.metadata, request.key)
+            size += entry_size(each.workflow_id, spec.ticket, spec.owner, spec.metadata, spec.key)
     return size
 
 

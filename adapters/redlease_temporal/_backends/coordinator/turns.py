@@ -22,49 +22,50 @@ COST_MAX = 2**31
 
 def never_fits(request: CoordinatorRequest, capacity: int, per_key: int) -> str:
     """Why a request can never be granted; empty if it can. `per_key`: units that one key may hold; 0 for any number."""
-    if request.weight > capacity:
-        return f"a weight of {request.weight} can never fit into a capacity of {capacity}"
-    if request.key and 0 < per_key < request.weight:
-        return f"a weight of {request.weight} can never fit into the {per_key} units of one key"
+    if request.spec.weight > capacity:
+        return f"a weight of {request.spec.weight} can never fit into a capacity of {capacity}"
+    if request.spec.key and 0 < per_key < request.spec.weight:
+        return f"a weight of {request.spec.weight} can never fit into the {per_key} units of one key"
     return ""
 
 
 def cost_of(request: CoordinatorRequest) -> int:
     """What a turn of a request costs its key."""
-    weight = 1 if request.weight == CAPACITY_MAX else request.weight  # a writer's turn costs what a reader's does
-    return max(1, min(COST_MAX, int(weight * ONE / request.share + 0.5)))
+    spec = request.spec
+    weight = 1 if spec.weight == CAPACITY_MAX else spec.weight  # a writer's turn costs what a reader's does
+    return max(1, min(COST_MAX, int(weight * ONE / spec.share + 0.5)))
 
 
 def promote(queue: list[QueuedTicket], key: str, first: QueuedTicket | None) -> None:
     """Lets the first waiter of a key go before `first`, whose turn it is: it takes over units of its key."""
-    waiter = next((queued for queued in queue if queued.request.key == key), None)
+    waiter = next((queued for queued in queue if queued.request.spec.key == key), None)
     if waiter is not None and first is not None and waiter is not first and waiter.tag is not None:
         waiter.tag = (first.tag or 0) - 1
 
 
 def next_in_turn(
-    queue: list[QueuedTicket], virtual: int, may: Callable[[CoordinatorRequest], bool]
+    queue: list[QueuedTicket], virtual_time: int, may: Callable[[CoordinatorRequest], bool]
 ) -> QueuedTicket | None:
     """Who is granted next, of those that `may` be; gives a tag to each waiter that has become the first of its key."""
     firsts: dict[str, QueuedTicket] = {}
     for queued in queue:
-        firsts.setdefault(queued.request.key, queued)
+        firsts.setdefault(queued.request.spec.key, queued)
     for queued in firsts.values():
         if not may(queued.request):
             queued.tag = None
         elif queued.tag is None:
-            queued.tag = virtual + cost_of(queued.request)
+            queued.tag = virtual_time + cost_of(queued.request)
     turns = [queued for queued in firsts.values() if queued.tag is not None]
     return min(turns, key=lambda queued: queued.tag or 0, default=None)  # of equal tags the one that came first
 
 
-def in_turn(queue: list[QueuedTicket], virtual: int) -> list[QueuedTicket]:
+def in_turn(queue: list[QueuedTicket], virtual_time: int) -> list[QueuedTicket]:
     """All who wait, in the order of their turns if none of them were at a limit."""
     waiting: dict[str, deque[QueuedTicket]] = {}
     for queued in queue:
-        waiting.setdefault(queued.request.key, deque()).append(queued)
+        waiting.setdefault(queued.request.spec.key, deque()).append(queued)
     turns = [
-        (virtual + cost_of(each[0].request) if each[0].tag is None else each[0].tag, number, key)
+        (virtual_time + cost_of(each[0].request) if each[0].tag is None else each[0].tag, number, key)
         for number, (key, each) in enumerate(waiting.items())
     ]
     heapq.heapify(turns)

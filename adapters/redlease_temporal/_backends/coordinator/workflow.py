@@ -49,10 +49,10 @@ POLLS_PER_CALL = 200
 
 @dataclass
 class SavedState:
-    """What a run passes to the next one. `untold`: notifications still to be sent."""
+    """What a run passes to the next one. `unsent`: notifications still to be sent."""
 
-    books: QueueState
-    untold: list[Notification] = field(default_factory=list)
+    state: QueueState
+    unsent: list[Notification] = field(default_factory=list)
 
 
 def _ignore_holders(_coordinator_id: str, _holders: dict[Requester, str], _for_ms: int) -> None:
@@ -72,8 +72,8 @@ class Coordinator:
     @workflow.init
     def __init__(self, saved: SavedState | None = None) -> None:
         resource = workflow.info().workflow_id.removeprefix(workflow_id_of(""))
-        self._state = saved.books if saved else QueueState(resource, used_ms=now_us() // 1000)
-        self._unsent = saved.untold if saved else []
+        self._state = saved.state if saved else QueueState(resource, last_used_ms=now_us() // 1000)
+        self._unsent = saved.unsent if saved else []
         self._sending = 0
         self._timer_ms: int | None = None
         self._timer: asyncio.Task[None] | None = None
@@ -146,7 +146,7 @@ class Coordinator:
             # A failed look must not end the workflow: these runs are looked at again, a limited number of times.
             workflow.logger.warning("how %d runs stand was not found out: %s", len(due), error.cause or error)
         for requester, answer in zip_longest(due, replies[: len(due)]):
-            self._notify(self._state.apply_status(requester, answer.fate if answer else "unknown", now_us()))
+            self._notify(self._state.apply_status(requester, answer.status if answer else "unknown", now_us()))
 
     # Notifications
 
@@ -188,8 +188,8 @@ class Coordinator:
     @workflow.signal
     def request(self, request: CoordinatorRequest) -> None:
         """A run requests a permit."""
-        if why := invalid_reason(request):
-            self._notify([Notification("refused", request.requester, error="ValueError", why=why)])
+        if reason := invalid_reason(request):
+            self._notify([Notification("refused", request.requester, error="ValueError", reason=reason)])
             return
         self._notify(self._state.request(request, now_us()))
 
@@ -264,10 +264,12 @@ def _signal_of(coordinator_id: str, effect: Notification) -> tuple[str, object]:
     permit: Permit | None = effect.permit
     if permit is None or effect.kind == "refused":
         return locks.REFUSED_SIGNAL, locks.RefusedSignal(
-            effect.to.request, effect.error, f"resource {resource!r}: {effect.why}"
+            effect.to.request, effect.error, f"resource {resource!r}: {effect.reason}"
         )
     if effect.kind == "granted":
         return locks.GRANTED_SIGNAL, locks.GrantedSignal(permit, effect.to.request, coordinator_id)
     if effect.kind == "lost":
-        return locks.LOST_SIGNAL, locks.LostSignal(resource, permit.ticket, permit.fence, effect.why, effect.replaced)
+        return locks.LOST_SIGNAL, locks.LostSignal(
+            resource, permit.ticket, permit.fence, effect.reason, effect.replaced
+        )
     return locks.CONFIRM_SIGNAL, locks.ConfirmSignal(resource, permit.ticket, permit.fence, coordinator_id)

@@ -61,7 +61,7 @@ class NexusBackend:
 
     async def _withdraw(self, call: locks.AcquireCall) -> None:
         with contextlib.suppress(Unavailable):  # it is given back when this run ends
-            await self._released(calls.ReleaseInput(self._terms.resource, call.ticket))
+            await self._released(calls.ReleaseInput(self._terms.resource, call.spec.ticket))
 
     async def try_acquire(self, run: Run, call: locks.AcquireCall) -> Permit | None:
         """Requests a permit without queueing."""
@@ -75,8 +75,8 @@ class NexusBackend:
     async def adopt(self, run: Run, call: locks.AdoptCall) -> Permit:
         """Takes over a permit."""
         del run
-        acquire_call = call.wish
-        adopt_input = calls.AdoptInput(call.permit, call.refence, acquire_call.on_close, acquire_call.max_hold_ms)
+        spec = call.acquire.spec
+        adopt_input = calls.AdoptInput(call.permit, call.refence, spec.on_close, spec.max_hold_ms)
         return await self._call("adopt", adopt_input, Permit)
 
     async def renew(self, call: locks.RenewCall) -> Permit:
@@ -161,22 +161,22 @@ class NexusBackend:
 
 
 def _acquire_input(call: locks.AcquireCall, timeout: timedelta | None) -> calls.AcquireInput:
-    terms = call.terms
+    terms, spec = call.terms, call.spec
     return calls.AcquireInput(
         terms.resource,
         terms.capacity,
-        call.ticket,
-        call.weight,
+        spec.ticket,
+        spec.weight,
         terms.lease_ms,
         None if timeout is None else timeout // timedelta(milliseconds=1),
         terms.max_waiters,
-        call.owner or "",
-        call.metadata,
-        call.keep,
-        call.on_close,
-        call.max_hold_ms,
-        key=call.key,
-        share=call.share,
+        spec.owner,
+        spec.metadata,
+        spec.renewed,
+        spec.on_close,
+        spec.max_hold_ms,
+        key=spec.key,
+        share=spec.share,
         per_key=terms.per_key,
         rate=terms.rate,
         per_key_rate=terms.per_key_rate,

@@ -98,10 +98,10 @@ class RedisBackend(LocalBackend):
                 f"resource {self._terms.resource!r}: somebody else than the library completed the activity "
                 f"{call.wait_id!r}: {error}. The request is out of the queue: acquire again"
             )
-            raise Withdrawn(message, resource=self._terms.resource, ticket=call.ticket) from error
+            raise Withdrawn(message, resource=self._terms.resource, ticket=call.spec.ticket) from error
 
     async def _wait_for_signal(self, run: Run, call: locks.AcquireCall, timeout: timedelta | None) -> Permit:
-        key = (self._terms.resource, call.ticket)
+        key = (self._terms.resource, call.spec.ticket)
         try:
             await until(lambda: key in run.granted, None if timeout is None else timeout.total_seconds())
         except TimeoutError:
@@ -110,7 +110,9 @@ class RedisBackend(LocalBackend):
         return run.granted.pop(key)
 
     async def _withdraw(self, call: locks.AcquireCall) -> bool:
-        return await self.end(locks.ReleaseCall(self._terms, call.ticket, asked=call.local_id, salt=call.salt))
+        return await self.end(
+            locks.ReleaseCall(self._terms, call.spec.ticket, acquire_id=call.local_id, salt=call.salt)
+        )
 
     async def try_acquire(self, run: Run, call: locks.AcquireCall) -> Permit | None:
         """Requests a permit without queueing."""
@@ -127,7 +129,7 @@ class RedisBackend(LocalBackend):
     async def adopt(self, run: Run, call: locks.AdoptCall) -> Permit:
         """Takes over a permit."""
         del run
-        return await self._call_activity(locks.ADOPT, call, Permit, call.wish.local_id)
+        return await self._call_activity(locks.ADOPT, call, Permit, call.acquire.local_id)
 
     async def renew(self, call: locks.RenewCall) -> Permit:
         """Renews a permit."""
@@ -228,7 +230,7 @@ def _release_id(call: locks.ReleaseCall) -> str:
 
     Not by the ticket, which names the workflow: histories may be replayed under any id.
     """
-    parts = (call.terms.resource, str(call.fence), call.asked, call.salt)
+    parts = (call.terms.resource, str(call.fence), call.acquire_id, call.salt)
     return f"redlease:release:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}"
 
 

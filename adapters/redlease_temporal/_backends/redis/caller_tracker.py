@@ -114,11 +114,11 @@ class CallerTracker(TicketTracker):
             if error.status != RPCStatusCode.NOT_FOUND:
                 raise
 
-    async def _signal_loss(self, why: str = "it lapsed, or was released by its ticket") -> None:
+    async def _signal_loss(self, reason: str = "it lapsed, or was released by its ticket") -> None:
         """Logs the loss: a caller in any language need not know a signal of this library."""
         logger.warning(
             "%s: the permit (fence %d) of workflow %r in namespace %r is lost: %s",
-            *(self, self.record.fence, self._caller.workflow_id, self._caller.namespace, why),
+            *(self, self.record.fence, self._caller.workflow_id, self._caller.namespace, reason),
         )
 
 

@@ -40,15 +40,15 @@ async def notify_of_grant(temporal: Client, record: TicketRecord, token: str, pe
 
 
 async def notify_of_loss(
-    temporal: Client, record: TicketRecord, why: str, once: LogOnce, *, replaced_by: str = ""
+    temporal: Client, record: TicketRecord, reason: str, once: LogOnce, *, replaced_by: str = ""
 ) -> None:
     """Signals the loss of a permit to the run, or to the run that continued it, until the server has the signal.
 
     `replaced_by`: the ticket of the newer request that ended the permit.
     """
     if replaced_by:
-        why = f"the newer request {replaced_by!r} replaced it"
-    lost = LostSignal(record.terms.resource, record.ticket, record.fence, why, bool(replaced_by))
+        reason = f"the newer request {replaced_by!r} replaced it"
+    lost = LostSignal(record.terms.resource, record.ticket, record.fence, reason, bool(replaced_by))
     handle = temporal.get_workflow_handle(record.workflow_id)
     pause_s = RETRY_S[0]
     while True:

@@ -80,7 +80,7 @@ class TicketRecord:
     owner: str
     weight: int = 1
     metadata: dict[str, str] = field(default_factory=dict)
-    keep: bool = True
+    renewed: bool = True
     on_close: OnClose = "release"
     max_hold_ms: int | None = None
     token: str = ""

@@ -329,7 +329,7 @@ class Relay:
             if owner == self.name and record_id in self.trackers:
                 tracker = self.trackers[record_id]
                 self.spawn(retry_until_done(f"{tracker}: asking whose its ticket is", lambda: self._verify(tracker)))
-        elif kind == "look":
+        elif kind == "contended":
             for tracker in self.trackers.values():
                 if tracker.record.terms.resource == rest[0] and tracker.record.fence:
                     tracker.wake()

@@ -34,7 +34,7 @@ class Requests:
         is_settled = await self._release_recorded(call.terms.resource)
         if call.settles and not is_settled:
             return locks.AcquireStatus(unsettled=True)
-        if not call.queue:
+        if not call.spec.queue:
             return await self._try(call)
         async with asyncio.timeout(LOCAL_CALL_TIMEOUT_S):
             try:
@@ -56,7 +56,11 @@ class Requests:
     async def _try(self, call: locks.AcquireCall) -> locks.AcquireStatus:
         record = self._new_record(call)
         permit = await self._relay.semaphore(call.terms).try_acquire(
-            ticket=call.ticket, weight=call.weight, owner=record.owner, metadata=call.metadata, key=call.key or None
+            ticket=call.spec.ticket,
+            weight=call.spec.weight,
+            owner=record.owner,
+            metadata=call.spec.metadata,
+            key=call.spec.key or None,
         )
         return locks.AcquireStatus(permit)
 
@@ -151,19 +155,20 @@ class Requests:
                         await tracker.from_queue.wait()
 
     def _release_record(self, call: locks.ReleaseCall) -> TicketRecord:
-        acquire_call = locks.AcquireCall(call.terms, call.ticket, "", 0, call.asked, "", salt=call.salt)
+        spec = locks.AcquireSpec(call.ticket)
+        acquire_call = locks.AcquireCall(call.terms, spec, "", 0, call.acquire_id, "", salt=call.salt)
         record = self._new_record(acquire_call)
         if call.fence is not None:  # the fence names the permit; its request must not be granted again
             record.fence, record.request = call.fence, ""
         # Of a permit that is plain data no relay has a record: one that has its release alone.
-        record.keep, record.on_close, record.recorded = False, "lease", True
+        record.renewed, record.on_close, record.recorded = False, "lease", True
         if call.local_id:
             record.release = ReleaseNote(call.local_id, call.event_id, call.fence or 0)
         return record
 
     async def adopt(self, call: locks.AdoptCall) -> Permit:
         """Takes a permit over for a run: with a new fence, unless it comes from the same chain of runs."""
-        permit, record = call.permit, self._new_record(call.wish)
+        permit, record = call.permit, self._new_record(call.acquire)
         resource = self._relay.operations.resource(permit.resource)
         async with asyncio.timeout(LOCAL_CALL_TIMEOUT_S):
             stored = await self._relay.claim(record)
@@ -248,22 +253,23 @@ class Requests:
         info = activity.info()
         workflow_id, run_id = info.workflow_id or "", info.workflow_run_id or ""
         holder = call.caller.workflow_id if call.caller else workflow_id
-        owner = call.owner or limits.shortened(holder, limits.OWNER_BYTES_MAX)
+        spec = call.spec
+        owner = spec.owner or limits.shortened(holder, limits.OWNER_BYTES_MAX)
         return TicketRecord(
             call.terms,
-            call.ticket,
-            digest(call.terms.resource, call.ticket, run_id, call.local_id, call.salt),
+            spec.ticket,
+            digest(call.terms.resource, spec.ticket, run_id, call.local_id, call.salt),
             *(workflow_id, run_id, call.chain, call.event_id, call.local_id, call.wait_id),
-            label(owner, call.metadata, call.key),
+            label(owner, spec.metadata, spec.key),
             owner,
-            weight=call.weight,
-            metadata=call.metadata,
-            keep=call.keep,
-            on_close=call.on_close,
-            max_hold_ms=call.max_hold_ms,
+            weight=spec.weight,
+            metadata=spec.metadata,
+            renewed=spec.renewed,
+            on_close=spec.on_close,
+            max_hold_ms=spec.max_hold_ms,
             caller=call.caller,
-            key=call.key,
-            share=call.share,
-            full=call.full,
-            grace_ms=call.grace_ms,
+            key=spec.key,
+            share=spec.share,
+            full=spec.full,
+            grace_ms=spec.grace_ms,
         )

@@ -212,7 +212,7 @@ class TicketTracker:
         except GoneError:
             self._relay.forget(self)
         except RefusedError as refused:
-            await self._refuse(refused.why)
+            await self._refuse(refused.reason)
 
     async def _requeue_after_lapse(self) -> None:
         """Forgets a grant that expired before the history recorded it, so that the request is queued again.
@@ -280,7 +280,7 @@ class TicketTracker:
         if self.record.arrival != queued.sequence:
             self.record.arrival = queued.sequence
             self._relay.spawn(self._relay.registry.save(self.record))
-            self._relay.spawn(self._relay.registry.broadcast(f"look {self.record.terms.resource}"))
+            self._relay.spawn(self._relay.registry.broadcast(f"contended {self.record.terms.resource}"))
 
     async def _deliver_grant(self) -> bool:
         """Delivers the grant until the run's history has it; returns False if the grant expired first.
@@ -290,7 +290,7 @@ class TicketTracker:
         """
         record = self.record
         if self.at_once:
-            if not record.keep:
+            if not record.renewed:
                 return True  # nobody renews it
             await self._pause(min(FIRST_CHECK_S, self._renewal_s))
         known_ms = clock.now_ms()
@@ -357,9 +357,9 @@ class TicketTracker:
 
     async def _keep_renewed(self) -> None:
         """Renews the permit until it is lost, or until it may not be renewed and expires."""
-        while self.record.keep and await (self._renew() if self._may_renew() else self._check()):
+        while self.record.renewed and await (self._renew() if self._may_renew() else self._check()):
             await self._pause(min(self._renewal_s, NOTICE_S))
-        if self.record.keep:
+        if self.record.renewed:
             await self._save()  # raises if the permit was released: a release drops the record first
             if self._adopt_until_ms is None:
                 await self._signal_loss()
@@ -374,12 +374,12 @@ class TicketTracker:
             return False
         return self._monitor.unknown_ms(self._run) < self._relay.settings.unknown_grace_ms
 
-    async def _signal_loss(self, why: str = "it lapsed, or was released by its ticket") -> None:
+    async def _signal_loss(self, reason: str = "it lapsed, or was released by its ticket") -> None:
         """Signals the loss of the permit to the run, or to the run that continued it."""
         if not self._is_loss_logged:
             logger.warning("%s: the permit (fence %d) is lost; telling the workflow", self, self.record.fence)
         self._is_loss_logged = True
-        await notify_of_loss(self._relay.temporal, self.record, why, self._log_once, replaced_by=self._replaced_by)
+        await notify_of_loss(self._relay.temporal, self.record, reason, self._log_once, replaced_by=self._replaced_by)
 
     async def _refuse(self, error: RedleaseError | ValueError) -> None:
         """Reports the server's refusal to the local activity or to the waiting one."""

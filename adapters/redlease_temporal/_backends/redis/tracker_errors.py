@@ -16,9 +16,9 @@ class LapsedError(Exception):
 class RefusedError(Exception):
     """The server refused to queue the request."""
 
-    def __init__(self, why: RedleaseError | ValueError) -> None:
+    def __init__(self, reason: RedleaseError | ValueError) -> None:
         super().__init__()
-        self.why = why
+        self.reason = reason
 
 
 class LostError(Exception):

@@ -60,7 +60,7 @@ class SlotActivities:
                 await self._signal(started.resource, started.left or 0, "leave", started.request)
         except RPCError as error:
             raise SLOTS.unavailable(started.resource, error) from error
-        return started.kept.permit_since(micros(described.started), started.run_id)
+        return started.memo.permit_since(micros(described.started), started.run_id)
 
     @activity.defn(name=calls.LINE_UP)
     async def line_up(self, line_up: calls.JoinLine) -> list[int]:

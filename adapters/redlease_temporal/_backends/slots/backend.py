@@ -90,7 +90,7 @@ class SlotBackend(LocalBackend):
 
     async def _wait_in_line(self, run: Run, call: locks.AcquireCall, request: str) -> Permit:
         order = self._order()
-        waiter = payloads.SlotWaiter(requester_of(call, request), call.ticket, call.terms.capacity)
+        waiter = payloads.SlotWaiter(requester_of(call, request), call.spec.ticket, call.terms.capacity)
         offer: payloads.SlotOffer | None = None
         free, number = order[:1], 0
         while True:
@@ -167,14 +167,15 @@ class SlotBackend(LocalBackend):
     ) -> Permit | None:
         """Starts a slot; returns None if it is taken."""
         floor = offer.floor if offer else 0
-        owner = call.owner or shown_as(workflow.info())
-        memo = payloads.SlotMemo(call.terms, slot, call.ticket, floor, owner, call.metadata)
+        spec = call.spec
+        owner = spec.owner or shown_as(workflow.info())
+        memo = payloads.SlotMemo(call.terms, slot, spec.ticket, floor, owner, spec.metadata)
         slot_input = payloads.SlotInput(
             memo,
             requester_of(call, request),
-            keep=call.keep,
-            on_close=call.on_close,
-            max_hold_ms=call.max_hold_ms,
+            renewed=spec.renewed,
+            on_close=spec.on_close,
+            max_hold_ms=spec.max_hold_ms,
             waiters=offer.rest if offer else [],
         )
         starting = asyncio.ensure_future(self._start(run, slot_input))
@@ -186,7 +187,7 @@ class SlotBackend(LocalBackend):
             started = payloads.StartedSlot(
                 call.terms.resource, slot, child.first_execution_run_id or "", memo, line_slot, request
             )
-            permit = await self._claimed(started, retries=call.queue)
+            permit = await self._claimed(started, retries=call.spec.queue)
         except (ApplicationError, asyncio.CancelledError):
             run.releasing(self._terms.resource, self._undo(run.mailbox, starting, slot_input))
             raise
@@ -209,15 +210,15 @@ class SlotBackend(LocalBackend):
             return await workflow.start_child_workflow(
                 payloads.WORKFLOW,
                 slot_input,
-                id=payloads.slot_id(self._terms.resource, slot_input.kept.slot),
+                id=payloads.slot_id(self._terms.resource, slot_input.memo.slot),
                 task_queue=run.task_queue,
                 result_type=payloads.SlotEnd,
                 # A cancelled slot checks its parent's status: if the parent continued as new, the permit goes along.
                 parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
                 cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
                 run_timeout=slot_input.run_timeout(),
-                memo={payloads.MEMO: slot_input.kept},
-                static_summary=f"held by {slot_input.kept.owner}",
+                memo={payloads.MEMO: slot_input.memo},
+                static_summary=f"held by {slot_input.memo.owner}",
             )
         except WorkflowAlreadyStartedError:
             return None
@@ -229,13 +230,13 @@ class SlotBackend(LocalBackend):
             if slot_input.waiters:
                 await mailbox.pass_on(
                     payloads.SlotOffer(
-                        self._terms.resource, slot_input.kept.slot, "", slot_input.waiters, slot_input.kept.floor
+                        self._terms.resource, slot_input.memo.slot, "", slot_input.waiters, slot_input.memo.floor
                     )
                 )
             return
         child.add_done_callback(retrieve_exception)
-        release = Release(slot_input.kept.ticket, None, slot_input.requester.request)
-        await signal(payloads.slot_id(self._terms.resource, slot_input.kept.slot), "release", release)
+        release = Release(slot_input.memo.ticket, None, slot_input.requester.request)
+        await signal(payloads.slot_id(self._terms.resource, slot_input.memo.slot), "release", release)
 
     def _note_permit(self, run: Run, permit: Permit) -> Permit:
         key = (permit.resource, permit.ticket, permit.fence)
@@ -254,7 +255,9 @@ class SlotBackend(LocalBackend):
         slot_call = payloads.SlotCall(
             self._terms, as_usage_error(payloads.slot_of, call.permit), adoption=adoption_of(call)
         )
-        return self._note_permit(run, await self._call_activity(payloads.ADOPT, slot_call, Permit, call.wish.local_id))
+        return self._note_permit(
+            run, await self._call_activity(payloads.ADOPT, slot_call, Permit, call.acquire.local_id)
+        )
 
     async def renew(self, call: locks.RenewCall) -> Permit:
         """Renews a permit."""

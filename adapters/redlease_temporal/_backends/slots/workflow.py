@@ -63,15 +63,15 @@ class Slot:
     @workflow.init
     def __init__(self, slot_input: SlotInput) -> None:
         info = workflow.info()
-        permit = slot_input.kept.permit_since(micros(info.workflow_start_time), info.run_id)
-        if slot_input.kept.permit is None and slot_input.max_hold_ms is not None:
+        permit = slot_input.memo.permit_since(micros(info.workflow_start_time), info.run_id)
+        if slot_input.memo.permit is None and slot_input.max_hold_ms is not None:
             slot_input = replace(slot_input, until_ms=permit.granted_at_ms + slot_input.max_hold_ms)
         self._input = slot_input
         self._permit = permit
         self._waiters = list(slot_input.waiters)
         self._hints = list(slot_input.hints)
-        self._resource = slot_input.kept.terms.resource
-        self._slot = slot_input.kept.slot
+        self._resource = slot_input.memo.terms.resource
+        self._slot = slot_input.memo.slot
         self._ended: SlotEnd | None = None
         self._cancelled = False
         self._renewed = False
@@ -116,14 +116,14 @@ class Slot:
     def _continue_as_new(self) -> None:
         """Continues as new, with a new run timeout."""
         slot_input = replace(self._input.with_permit(self._permit), waiters=self._waiters, hints=self._hints)
-        workflow.continue_as_new(slot_input, run_timeout=slot_input.run_timeout(), memo={MEMO: slot_input.kept})
+        workflow.continue_as_new(slot_input, run_timeout=slot_input.run_timeout(), memo={MEMO: slot_input.memo})
 
     # Leases
 
     async def _on_lease_end(self) -> None:
         slot_input = self._input
         is_renewed = (
-            slot_input.keep
+            slot_input.renewed
             and not slot_input.leaving
             and (slot_input.until_ms is None or _now_ms() < slot_input.until_ms)
         )
@@ -152,8 +152,10 @@ class Slot:
                 name = slot_id(self._resource, self._slot)
                 confirm = locks.ConfirmSignal(self._resource, self._permit.ticket, self._permit.fence, name)
                 await signal(requester.workflow_id, locks.CONFIRM_SIGNAL, confirm)
-        elif is_renewed_after(status, self._input.unknown, UNKNOWN_MAX):
-            self._extend(self._permit.lease_ms, unknown=self._input.unknown + 1 if status == "unknown" else 0)
+        elif is_renewed_after(status, self._input.unknown_polls, UNKNOWN_MAX):
+            self._extend(
+                self._permit.lease_ms, unknown_polls=self._input.unknown_polls + 1 if status == "unknown" else 0
+            )
         else:
             self._input = replace(self._input, leaving=True)
 
@@ -163,21 +165,21 @@ class Slot:
         except FailureError as error:  # failing the slot would free it
             workflow.logger.warning("how %r stands was not found out: %s", run.workflow_id, error.cause or error)
             return "unknown"
-        return replies[0].fate if replies else "unknown"
+        return replies[0].status if replies else "unknown"
 
-    def _extend(self, lease_ms: int, *, leaving: bool = False, unknown: int = 0) -> None:
+    def _extend(self, lease_ms: int, *, leaving: bool = False, unknown_polls: int = 0) -> None:
         self._permit = replace(self._permit, lease_ms=lease_ms, expires_at_ms=_now_ms() + lease_ms)
-        self._input = replace(self._input, leaving=leaving, unknown=unknown)
+        self._input = replace(self._input, leaving=leaving, unknown_polls=unknown_polls)
         self._renewed = True
 
-    async def _lose(self, why: str, how: str) -> None:
+    async def _lose(self, reason: str, how: str) -> None:
         self._ended = SlotEnd(how)
-        await self._notify_lost(why)
+        await self._notify_lost(reason)
 
-    async def _notify_lost(self, why: str) -> None:
+    async def _notify_lost(self, reason: str) -> None:
         workflow_id = self._input.requester.workflow_id
-        if workflow_id and self._input.keep:  # nobody waits for the loss of a permit that is plain data
-            lost = locks.LostSignal(self._resource, self._permit.ticket, self._permit.fence, why)
+        if workflow_id and self._input.renewed:  # nobody waits for the loss of a permit that is plain data
+            lost = locks.LostSignal(self._resource, self._permit.ticket, self._permit.fence, reason)
             await signal(workflow_id, locks.LOST_SIGNAL, lost)
 
     # The line
@@ -199,7 +201,7 @@ class Slot:
 
     async def _spread_waiters(self) -> None:
         """Sends waiters of the line to slots that became free while the line was on its way here."""
-        others = [number for number in range(self._input.kept.terms.capacity) if number != self._slot]
+        others = [number for number in range(self._input.memo.terms.capacity) if number != self._slot]
         if not self._waiters or not others:
             return
         sample = workflow.random().sample(others, min(SPARES_MAX, len(others)))
@@ -301,7 +303,7 @@ class Slot:
         if adoption.refence if adoption.refence is not None else not same:
             self._permit = replace(self._permit, fence=max(self._permit.fence + 1, micros(workflow.now())))
         until_ms = None if adoption.max_hold_ms is None else _now_ms() + adoption.max_hold_ms
-        self._input = replace(self._input, requester=after, keep=True, on_close=adoption.on_close, until_ms=until_ms)
+        self._input = replace(self._input, requester=after, renewed=True, on_close=adoption.on_close, until_ms=until_ms)
         self._extend(adoption.lease_ms)
 
     @workflow.signal
