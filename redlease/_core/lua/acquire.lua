@@ -220,7 +220,8 @@ if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size 
   end
   if was_capacity > capacity then publish_capacity() end
   commit(deadline, idle)
-  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10], [11] = was[11], [18] = true}, false
+  changes, size, new_holder = {'HSET', state}, 2, false
+  was[1], was[2], was[3], was[4], was[18], was.has_begun = fence, excess, capacity, declared, true, false -- as `commit` wrote them
   ahead, wait = call('ZCARD', queue), soonest()
   was.waiting = ahead
 end

@@ -218,8 +218,8 @@ for field, text in pairs(header) do
   wanted[field], words[#words + 1], words[#words + 2] = true, field, text
 end
 call('HSET', state, unpack(words))
-for i, field in ipairs({'', '', '', 'd', '', '', '', 'w', '', 'n', '', 'b', 'r', '', '', 'y', 'h'}) do
-  if field ~= '' and was[i] then wanted[field] = true end
+for field, text in pairs({d = was[4], w = was[8], n = was[10], b = was[12], r = was[13], y = was[16], h = was[17]}) do
+  wanted[field] = text and true -- as it was
 end
 local others = {}
 for _, field in ipairs(call('HKEYS', state)) do
