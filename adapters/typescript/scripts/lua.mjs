@@ -6,7 +6,7 @@ import {fileURLToPath} from "node:url";
 
 const here = fileURLToPath(new URL("../", import.meta.url));
 const python = process.env.REDLEASE_PYTHON ?? `${here}../../redlease`; // where the Python package is
-const read = (path) => readFileSync(`${python}/${path}.lua`, "utf8");
+const read = (path) => readFileSync(`${python}/_core/${path}.lua`, "utf8");
 
 const PARTS = {queue: ["grants", "queue", "turns"]}; // a line that includes another part stands for its file
 function included(text) {
@@ -25,7 +25,7 @@ function operation(path) {
   return {sha: createHash("sha1").update(text).digest("hex"), args, text};
 }
 
-const named = (folder) => readdirSync(`${python}/${folder}`).filter((file) => file.endsWith(".lua") && file !== "probe.lua");
+const named = (folder) => readdirSync(`${python}/_core/${folder}`).filter((file) => file.endsWith(".lua") && file !== "probe.lua");
 const paths = ["lua", "lua/looks"].flatMap((folder) => named(folder).map((file) => `${folder}/${file.slice(0, -4)}`));
 const scripts = Object.fromEntries(paths.map((path) => [path.split("/").at(-1), operation(path)]));
 writeFileSync(`${here}src/lua.ts`, `// Written by scripts/lua.mjs.\nexport const LUA = ${JSON.stringify(scripts, null, 1)} as const;\n`);
