@@ -74,11 +74,11 @@ if not weight then
     rate.is_changed, rate.is_over = true, true
   end
   if entries == '0' then
-    if was[10] then call('HDEL', state, 'n') end
-    was[10] = false
-  elseif entries ~= '' and entries ~= was[10] then
+    if was.history then call('HDEL', state, 'n') end
+    was.history = false
+  elseif entries ~= '' and entries ~= was.history then
     set('n', entries)
-    was[10] = entries
+    was.history = entries
   end
 end
 
@@ -99,7 +99,7 @@ end
 -- one that a server out of memory refuses.
 local ahead = was.waiting
 if ahead == 0 and not record and not key and not (rate and rate.is_changed) and used + weight <= capacity and (capacity == was_capacity or expires == 0)
-  and (not was[10] or call('ZCOUNT', holders, '-inf', now) == 0) then
+  and (not was.history or call('ZCOUNT', holders, '-inf', now) == 0) then
   return grant()
 end
 
@@ -174,7 +174,7 @@ if record then
     if share.is_late(its_place, its_request, request, place) then return {tag, WITHDRAWN} end
     _, claim = share.changed(its_place, its_request, request, place, its_fence == '0')
     if its_fence ~= '0' then -- it declares no capacity, and gets its permit whatever the capacity is now
-      capacity, declared, was_declared = was_capacity, tonumber(was[4] or 0), 0
+      capacity, declared, was_declared = was_capacity, tonumber(was.declared or 0), 0
       return held(its_fence, since, was_until)
     end
     queued_since = since
@@ -193,9 +193,9 @@ end
 
 -- Grant waiters only if an expiry or this call makes it possible; they come before this request. A new declaration is stored
 -- even if it changes no capacity and the request is refused: it would undo a later resize otherwise.
-if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size > 2 or (rate and rate.is_changed)
+if is_due(wait) or used < capacity or declared ~= tonumber(was.declared or 0) or size > 2 or (rate and rate.is_changed)
   or (record and not queued_since) then
-  if not queued_since then call('HSET', state, 'c', was[3] or capacity) end -- refused when out of memory, which ends the script here
+  if not queued_since then call('HSET', state, 'c', was.capacity or capacity) end -- refused when out of memory, which ends the script here
   if capacity ~= was_capacity then
     writes.begin()
 --#include limits
@@ -214,13 +214,14 @@ if is_due(wait) or used < capacity or declared ~= tonumber(was[4] or 0) or size 
     if used < capacity then turns.use(key, 0) end
   end
   more = grant_waiting()
-  if (was.waiting <= 0 or call('ZCARD', queue) == 0) and (was[10] or used + weight > capacity) then
+  if (was.waiting <= 0 or call('ZCARD', queue) == 0) and (was.history or used + weight > capacity) then
     reap()
     if left <= 0 then more = 1 end
   end
   if was_capacity > capacity then publish_capacity() end
   commit(deadline, idle)
-  changes, size, was, new_holder = {'HSET', state}, 2, {fence, excess, capacity, declared, [10] = was[10], [11] = was[11], [18] = true}, false
+  changes, size, new_holder = {'HSET', state}, 2, false
+  was.fence, was.excess, was.capacity, was.declared, was.checked, was.has_begun = fence, excess, capacity, declared, true, false -- as `commit` wrote them
   ahead, wait = call('ZCARD', queue), soonest()
   was.waiting = ahead
 end

@@ -6,6 +6,7 @@ The first argument of each is a tag that the reply repeats, so that the client d
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from importlib import resources
 
@@ -65,23 +66,55 @@ def operation(
     name: str, args: str, *, package: str = "redlease._core", keys: int = 4, deliver_after_pushes: bool = False
 ) -> Script:
     """Makes an operation from a file in the `lua` directory of a package; `keys`: with those of the resource."""
-    text = read_lua("redlease._core", "parts/prelude") + read_lua(package, f"looks/{name}" if name in LOOKS else name)
+    text = part("prelude") + sent(read_lua(package, f"looks/{name}" if name in LOOKS else name))
     included: list[str] = []
-    for part, files in PARTS.items():
-        if (line := f"--#include {part}\n") in text:
+    for include, files in PARTS.items():
+        if (line := f"--#include {include}\n") in text:
             new = [file for file in files if file not in included]
-            text = text.replace(line, "".join(read_lua("redlease._core", f"parts/{file}") for file in new))
+            text = text.replace(line, "".join(map(part, new)))
             included += new
-    return Script(name, args, stripped(text), keys, deliver_after_pushes=deliver_after_pushes)
+    return Script(name, args, text, keys, deliver_after_pushes=deliver_after_pushes)
 
 
+def part(name: str) -> str:
+    """Returns a part as it is sent."""
+    return sent(read_lua("redlease._core", f"parts/{name}"))
+
+
+def sent(lua: str) -> str:
+    """Returns the Lua of a file as it is sent, but for the parts that it includes."""
+    return with_positions(stripped(lua), *(read_lua("redlease._core", name) for name in ("parts/state", "header")))
+
+
+@cache
 def stripped(lua: str) -> str:
     """Returns Lua without comment lines and indentation.
 
     The server keeps every text, and reads as much of a connection at a time as it once needed for one.
     """
     lines = (line.strip() for line in lua.splitlines())
-    return "".join(f"{line}\n" for line in lines if line and not line.startswith("--"))
+    return "".join(f"{line}\n" for line in lines if line and (not line.startswith("--") or line.startswith("--#")))
+
+
+@cache
+def with_positions(lua: str, state: str, header: str) -> str:
+    """Returns Lua with fields of the header, and their positions in the reply, in place of their names.
+
+    So the names cost the server nothing. A file that does not read the header itself has it from parts/state.lua.
+
+    Raises:
+        KeyError: header.lua has no such name.
+        ValueError: `read_header` does not read that field.
+    """
+    fields = dict(re.findall(r"^  (\w+) = (.+?),", header, re.MULTILINE))
+    read, names = re.findall(r"(read_header\(([^)]+)\))", lua + state)[0]
+    layout = re.findall(r"\w+", names)
+
+    def position(found: re.Match[str]) -> str:
+        return found[0] if fields[found[1]] == "NOTE" else f"was[{layout.index(found[1]) + 1}]"
+
+    lua = lua.replace(read, f"call('HMGET', state, {', '.join(fields[name] for name in layout)})")
+    return re.sub(r"was\.(\w+)", position, lua.replace("HEADER_SIZE", str(len(layout))))
 
 
 ACQUIRE = operation(

@@ -27,6 +27,11 @@ FILES = {
 OPERATIONS = {script.name: script for script in (*scripts.SCRIPTS, scripts.ACQUIRE_FOR_KEY, scripts.PROBE)}
 PARTS = FILES.keys() - OPERATIONS.keys()  # put before or into the operations
 
+# The fields of the header by their names, without what the scripts note beside them.
+HEADER = {
+    name: field for name, field in re.findall(r"^  (\w+) = (.+?),", FILES["header"], re.MULTILINE) if field != "NOTE"
+}
+
 # The adapter's have a prelude of their own, in each of them, and other keys.
 ADAPTER_FILES = {
     path.name.removesuffix(".lua"): path.read_text()
@@ -92,9 +97,45 @@ def test_every_file_says_what_it_is_for(name: str) -> None:
 def test_every_file_is_used() -> None:
     """Each file is an operation of scripts.py or a part of one."""
     assert OPERATIONS.keys() <= FILES.keys()
-    for part in PARTS:
-        body = scripts.stripped(FILES[part])
+    for part in PARTS - {"header"}:
+        body = scripts.sent(FILES[part])
         assert any(body in script.text for script in OPERATIONS.values()), f"{part}.lua is used by nothing"
+
+
+# The header
+
+
+def test_fields_of_the_header_are_read_by_name() -> None:
+    """No file has a position in the reply, and no text that is sent has a name in its place, or an include."""
+    for name, text in FILES.items():
+        assert not re.search(r"\bwas\[\d", strip_comments(text)), name
+        assert not re.search(r"'HMGET', state, '\w'[,)]", strip_comments(text)), name
+    for script in (*OPERATIONS.values(), *PRIMITIVE_OPERATIONS.values()):
+        assert not re.search(rf"\bwas\.(?:{'|'.join(HEADER)})\b|read_header|HEADER_SIZE|--#", script.text), script.name
+
+
+def test_every_field_of_the_header_has_one_name() -> None:
+    """Two names are two fields, and the protocol's page tells of each."""
+    assert len(set(HEADER.values())) == len(HEADER)
+    page = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+    table = page.partition("\nFields of the header")[2].partition("\n\nThe record")[0]
+    assert set(re.findall(r"`'?(\w)'?`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))) == {
+        field.strip("'") for name, field in HEADER.items() if name != "record"
+    }
+
+
+def test_a_position_is_that_of_the_files_own_header() -> None:
+    """A file that reads some fields has their positions; any other file has those of state.lua."""
+    own = "local was = read_header('expires',\n'record')\nreturn was.record, was.is_due, HEADER_SIZE"
+    assert scripts.sent(own) == "local was = call('HMGET', state, 'k', 't' .. ticket)\nreturn was[2], was.is_due, 2\n"
+    assert scripts.sent("return was.fence") == "return was[1]\n"
+
+
+@pytest.mark.parametrize("lua", ["return was.fense", "local was = read_header('expires')\nreturn was.fence"])
+def test_a_name_that_is_not_read_is_an_error(lua: str) -> None:
+    """The loader refuses a name that is none, and one of a field that the file does not read."""
+    with pytest.raises((KeyError, ValueError), match="fen"):
+        scripts.sent(lua)
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))

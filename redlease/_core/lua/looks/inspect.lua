@@ -48,7 +48,7 @@ end
 
 -- The holders: first those that have expired and that no call has removed yet; with a lock delay their units are in use.
 local at = after_deadline and behind(holders, after_ticket, ARGV[5]) or 0
-local held, permits, delay, is_enough, met = {}, 0, tonumber(was[16] or 0), false, 0
+local held, permits, delay, is_enough, met = {}, 0, tonumber(was.lock_delay or 0), false, 0
 -- Who was granted while the pages of waiters are read is not listed: the units in use are those of the first page.
 local listed = after_entry and {} or call('ZRANGE', holders, at, at + rest, 'WITHSCORES')
 for i = 1, #listed, 2 do

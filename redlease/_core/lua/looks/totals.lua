@@ -8,8 +8,8 @@
 --        of history are kept; limit: how many units may be held by the limits that operators have set, -1 if none is)
 -- Cost: O(m + log n) with m looked at.
 local tag, most = ARGV[1], tonumber(ARGV[2])
-local was = call('HMGET', state, 'f', 'c', 'e', 'y', 'n', 'k')
-local expires = tonumber(was[6] or 0)
+local was = read_header('fence', 'capacity', 'excess', 'lock_delay', 'history', 'expires')
+local expires = tonumber(was.expires or 0)
 --#include form
 local units, held_since, queued_since = 0, 0, 0
 local rest = 0 -- how many more are looked at; one with a large record counts as several
@@ -31,7 +31,7 @@ for _, kind in ipairs({'limit', 'pause', 'back', 'rate'}) do
 end
 
 -- A holder whose lease has ended counts while its lock delay lasts; an entry that stands for a delay counts and holds nothing.
-local delay = tonumber(was[4] or 0)
+local delay = tonumber(was.lock_delay or 0)
 local live = call('ZRANGEBYSCORE', holders, format('(%d', now - delay), '(4503599627370496', 'WITHSCORES', 'LIMIT', 0, most) -- below OF_KEYS
 rest = most
 for i = 1, #live, 2 do
@@ -42,7 +42,7 @@ for i = 1, #live, 2 do
   if not is_limit and (counts or string.byte(live[i]) ~= 255) then units = units + (weight or 1) end
   if counts and its_fence ~= '0' and (held_since == 0 or since_ms < held_since) then held_since = since_ms end
 end
-if #live >= 2 * most or rest <= 0 then units = math.max(0, call('ZCARD', holders) + (was[3] or 0) - kept) end
+if #live >= 2 * most or rest <= 0 then units = math.max(0, call('ZCARD', holders) + (was.excess or 0) - kept) end
 
 local waiting = call('ZCARD', queue)
 local lapses = waiting > 0 and call('ZRANGEBYSCORE', waiters, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
@@ -64,4 +64,4 @@ for i, entry in ipairs(waiting > 0 and call('ZRANGE', queue, 0, dead and most - 
     queued_since = tonumber(since)
   end
 end
-return {tag, now, tonumber(was[1] or 0), tonumber(was[2] or 0), units, waiting, held_since, queued_since, tonumber(was[5] or 0), limit}
+return {tag, now, tonumber(was.fence or 0), tonumber(was.capacity or 0), units, waiting, held_since, queued_since, tonumber(was.history or 0), limit}

@@ -4,12 +4,8 @@
 -- release begin with a fast path for the usual case, written without functions, and handle all other cases after it.
 --
 -- A resource is four keys under one hash tag, declared by every call in this order:
---   KEYS[1] state    hash  f last fence, s last sequence, c capacity, d declared capacity, e units in use minus number of
---                          holders; times in ms of the server's clock: k when the keys expire, x when the last tombstone ends, w until
---                          when a client watches, l and l<key> since when all waiters of a full queue were found alive, see room.lua; y the lock delay, h how
---                          long holds lasted of late whose release others waited for, in ms; n how many entries of history are kept; r and b the rates, see
---                          acquire.lua, and o who was told last when to call; v when all was last found to fit together, see
---                          repair.lua; g, p<ticket> and q<key>, see turns.lua; and t<ticket>, one record each
+--   KEYS[1] state    hash  the header, see header.lua; l<key>, see room.lua; p<ticket> and q<key>, see turns.lua; and t<ticket>,
+--                          one record each
 --   KEYS[2] holders  zset  ticket -> the time its lease ends; \255<deadline> <ticket> -> the time its lock delay ends; \255<kind> and
 --                          \255<kind> <key> -> the time that limit ends, plus 2^52 if it is one of keys; \255?<ticket> -> the time the lease
 --                          would end of a permit whose record was lost

@@ -68,7 +68,7 @@ end
 -- their own, which begins with a byte that no ticket, being UTF-8, contains.
 local function lapse(ticket, weight, ended, its_fence)
   writes.begin()
-  if was[10] and string.byte(ticket) ~= 255 then
+  if was.history and string.byte(ticket) ~= 255 then
     local _, fence_of_it, _, since, _, _, label = parse(call('HGET', state, 't' .. ticket) or '')
     if fence_of_it then note('lost', ticket, fence_of_it, weight, ended - since, label) end
   end

@@ -13,7 +13,7 @@
 -- If none does, or more wait than a call may look at, all places lapse, so that the clients queue again.
 was.stored, was.waiting = call('HLEN', state), call('ZCARD', queue) -- no locals: each makes every call allocate more
 was.is_damaged = was.stored ~= was.count + used - excess + was.waiting + turns.count + turns.keys
-  or (was.stored > 0 and not was[2]) or (used == excess and excess ~= 0) or was[18] == '0'
+  or (was.stored > 0 and not was.excess) or (used == excess and excess ~= 0) or was.checked == '0'
 if was.is_damaged or (was.is_due and was.stored > 0 and was.stored <= 200) then
 (function() -- a function of its own, so that its locals enlarge no other call's stack
 local OF_KEYS, HEADS, REST = 4503599627370496, 2251799813685248, 4503599627370496 -- see queue.lua and turns.lua
@@ -51,7 +51,7 @@ local function stand_in(name, ends)
     return name, format('%d 0 0 %d - - ["",{}]', ends < OF_KEYS and capacity or 0, now)
   end
   local its_name = not kind and (string.byte(name) == 255 and name or '\255?' .. name)
-  if its_name ~= name then moved[#moved + 1] = {name, its_name, ends + (was[16] or 0)} end
+  if its_name ~= name then moved[#moved + 1] = {name, its_name, ends + (was.lock_delay or 0)} end
   return its_name, format('1 0 0 %d - - ', now)
 end
 
@@ -85,7 +85,7 @@ local function holder(name, ends, text, of_key)
   end
   want('t' .. name, text, was_text)
   found.excess = found.excess + weight - 1
-  found.ends = math.max(found.ends, ends % OF_KEYS + (was[16] or 0))
+  found.ends = math.max(found.ends, ends % OF_KEYS + (was.lock_delay or 0))
   if ends >= OF_KEYS then found.limits = found.limits + 1 end
   if of_key then
     local key = with_key(name, of_key, was_key)
@@ -176,7 +176,7 @@ for name, key in pairs(keys) do
     end
   end
 end
-local is_as_told = count + was.count == was.stored and (was[3] or not was[4])
+local is_as_told = count + was.count == was.stored and (was.capacity or not was.declared)
   and found.fence == fence and found.excess == excess and found.sequence == sequence and found.tombstone == tombstones
   and found.tickets == turns.count and found.keys == turns.keys and found.limits == (turns.limits or 0)
   and found.number == (turns.numbers or 0)
@@ -218,8 +218,8 @@ for field, text in pairs(header) do
   wanted[field], words[#words + 1], words[#words + 2] = true, field, text
 end
 call('HSET', state, unpack(words))
-for i, field in ipairs({'', '', '', 'd', '', '', '', 'w', '', 'n', '', 'b', 'r', '', '', 'y', 'h'}) do
-  if field ~= '' and was[i] then wanted[field] = true end
+for field, text in pairs({d = was.declared, w = was.watched, n = was.history, b = was.per_key, r = was.rate, y = was.lock_delay, h = was.mean_hold}) do
+  wanted[field] = text and true -- as it was
 end
 local others = {}
 for _, field in ipairs(call('HKEYS', state)) do

@@ -11,36 +11,39 @@ local new_holder, new_waiter = false, false -- whether a key may have been creat
 -- Reads the header and one ticket's record. It is the first access to state and holders: a key of a wrong type fails here.
 -- `check_ms`: how long the resource may go without a check as a whole.
 local function read(ticket, check_ms)
-  was = call('HMGET', state, 'f', 'e', 'c', 'd', 's', 'k', 'x', 'w', 't' .. ticket, 'n', 'g', 'b', 'r', 'l', 'o', 'y', 'h', 'v')
-  was.ticket, was.count = ticket, was[9] and -1 or 0 -- how many fields the header has
-  for i = 1, 18 do
+  was = read_header(
+    'fence', 'excess', 'capacity', 'declared', 'sequence', 'expires', 'tombstones', 'watched', 'record', 'history', 'turns',
+    'per_key', 'rate', 'seen_alive', 'notified', 'lock_delay', 'mean_hold', 'checked'
+  )
+  was.ticket, was.count = ticket, was.record and -1 or 0 -- how many fields the header has
+  for i = 1, HEADER_SIZE do
     if was[i] then was.count = was.count + 1 end
   end
-  was.is_due = check_ms and (now >= (was[18] or 0) + math.max(check_ms, 1000) or now < was[18] + 0) -- the clock may have been set back
-  fence, excess = was[1] and tonumber(was[1]) or 0, was[2] and tonumber(was[2]) or 0
+  was.is_due = check_ms and (now >= (was.checked or 0) + math.max(check_ms, 1000) or now < was.checked + 0) -- the clock may have been set back
+  fence, excess = was.fence and tonumber(was.fence) or 0, was.excess and tonumber(was.excess) or 0
   used = call('ZCARD', holders) + excess
-  declared = was[4] and tonumber(was[4]) or 0
-  capacity = was[3] and tonumber(was[3]) or declared
-  sequence, expires = was[5] and tonumber(was[5]) or 0, was[6] and tonumber(was[6]) or 0
+  declared = was.declared and tonumber(was.declared) or 0
+  capacity = was.capacity and tonumber(was.capacity) or declared
+  sequence, expires = was.sequence and tonumber(was.sequence) or 0, was.expires and tonumber(was.expires) or 0
   if expires < 0 then return end -- stored in another form, see form.lua
-  tombstones, watched = was[7] and tonumber(was[7]) or 0, was[8] and tonumber(was[8]) or 0
-  record = was[9]
-  if was[12] then
-    local limit, interval, burst = string.match(was[12], '^(%d+) ?(%d*) ?(%d*)$')
+  tombstones, watched = was.tombstones and tonumber(was.tombstones) or 0, was.watched and tonumber(was.watched) or 0
+  record = was.record
+  if was.per_key then
+    local limit, interval, burst = string.match(was.per_key, '^(%d+) ?(%d*) ?(%d*)$')
     turns.limit, turns.interval, turns.burst = tonumber(limit), tonumber(interval), tonumber(burst)
   end
-  if was[13] then
-    local interval, burst, tat = string.match(was[13], '^(%d+) (%d+) (%d+)$')
+  if was.rate then
+    local interval, burst, tat = string.match(was.rate, '^(%d+) (%d+) (%d+)$')
     rate = {interval = tonumber(interval), burst = tonumber(burst), tat = tonumber(tat)}
   end
-  if was[11] then
+  if was.turns then
     local count, virtual, start, numbers, raised, limits, keys =
-      string.match(was[11], '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+) (%d+)$')
+      string.match(was.turns, '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+) (%d+)$')
     if keys then
       turns.count, turns.virtual, turns.start, turns.numbers = count + 0, virtual + 0, start + 0, numbers + 0
       turns.raised, turns.limits, turns.keys = raised + 0, limits + 0, keys + 0
     else
-      was[11], was[18] = false, '0' -- it was overwritten: repair.lua writes it again
+      was.turns, was.checked = false, '0' -- it was overwritten: repair.lua writes it again
     end
   end
 end
@@ -58,7 +61,7 @@ local writes = {} -- functions, in one table: each local makes every call alloca
 -- counts all units, see repair.lua. A deletion is allowed when out of memory, and so are later writes.
 function writes.begin()
   if was.has_begun then return end
-  was.has_begun, was[2] = true, false
+  was.has_begun, was.excess = true, false
   call('HDEL', state, 'e')
 end
 
@@ -88,11 +91,11 @@ end
 
 -- Adds an entry to the history, where one is kept. No call fails if it cannot be written, for lack of memory or of the right.
 local function note(event, ticket, its_fence, weight, ms, label)
-  if not was[10] then return end
+  if not was.history then return end
   local owner = string.match(label, '^%[("[^"\\]*")') or string.sub(label, 2, 1600) -- with metadata only if it has escapes
   local key = string.sub(label, -2) == '"]' and string.match(label, '^.*},(".*")%]$')
   local history, of_key = string.sub(state, 1, -6) .. 'history', key and {'k', key} or {}
-  redis.pcall('XADD', history, 'MAXLEN', '~', was[10], '*', 'e', event, 't', ticket, 'f', its_fence, 'w', weight, 'm', ms, 'o', owner, unpack(of_key))
+  redis.pcall('XADD', history, 'MAXLEN', '~', was.history, '*', 'e', event, 't', ticket, 'f', its_fence, 'w', weight, 'm', ms, 'o', owner, unpack(of_key))
 end
 
 -- A key that has become empty cannot be touched while its slot moves; but the state has just been written.
@@ -103,14 +106,14 @@ end
 
 -- Writes the changes of the state with one command, and then publishes the grants. Losses have been published before.
 function writes.save()
-  if fence ~= (tonumber(was[1]) or 0) then set('f', format('%d', fence)) end
-  if not was[2] or excess ~= tonumber(was[2]) then set('e', format('%d', excess)) end
-  if not was[18] then set('v', format('%d', now)) end
-  if capacity ~= (tonumber(was[3]) or 0) then
+  if fence ~= (tonumber(was.fence) or 0) then set('f', format('%d', fence)) end
+  if not was.excess or excess ~= tonumber(was.excess) then set('e', format('%d', excess)) end
+  if not was.checked then set('v', format('%d', now)) end
+  if capacity ~= (tonumber(was.capacity) or 0) then
     set('c', format('%d', capacity))
-    if was[3] then note('resized', '', '0', capacity, 0, '') end
+    if was.capacity then note('resized', '', '0', capacity, 0, '') end
   end
-  if declared ~= (tonumber(was[4]) or 0) then set('d', format('%d', declared)) end
+  if declared ~= (tonumber(was.declared) or 0) then set('d', format('%d', declared)) end
   if turns.store then turns.store() end
   if size > 2 then call(unpack(changes, 1, size)) end
   while writes[1] do publish(table.remove(writes, 1), table.remove(writes, 1)) end
@@ -138,7 +141,7 @@ local function commit(deadline, idle)
       call('PEXPIREAT', waiters, format('%d', expires))
     end
   end
-  if was[10] then
+  if was.history then
     local history = string.sub(state, 1, -6) .. 'history'
     redis.pcall('PEXPIREAT', history, format('%d', expires))
   end

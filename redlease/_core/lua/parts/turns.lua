@@ -18,7 +18,7 @@ local HEADS, REST = 2251799813685248, 4503599627370496 -- 2^51 and 2^52, so that
 local ONE = 1000 -- a unit at share 1: tags are whole numbers
 local MILLION = 1048576 -- 2^20
 local ALL = 2147483647 -- the weight of a writer: its turn costs no more than that of a reader
-if not was[11] then turns.virtual, turns.start, turns.numbers, turns.limits = 0, 0, 0, 0 end
+if not was.turns then turns.virtual, turns.start, turns.numbers, turns.limits = 0, 0, 0, 0 end
 turns.limited = turns.limit > 0 or turns.limits > 0 or turns.interval
 
 -- Of a great capacity a unit costs less, so that no cost is beyond 2^40, and the millionth part of all as much as a unit of a million.
@@ -483,8 +483,8 @@ function turns.store()
   if turns.virtual > HEADS / 2 then restart() end
   local text = turns.count > 0
     and format('%d %.0f %.0f %.0f %.0f %d %d', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised, turns.limits, turns.keys)
-  if text and text ~= was[11] then set('g', text) end
-  if was[11] and not text then call('HDEL', state, 'g') end
-  was[11] = text
+  if text and text ~= was.turns then set('g', text) end
+  if was.turns and not text then call('HDEL', state, 'g') end
+  was.turns = text
 end
 end)() end
