@@ -27,7 +27,7 @@ LossReason = Literal["expired", "max_hold", "gone", "taken", "superseded", "clos
 class Queued:
     """A request has to wait.
 
-    Once a request: not again when it queues anew, after its place lapsed for example.
+    Once a request: not again when it queues again, after its place expired for example.
 
     Attributes:
         resource: The name of the resource.

@@ -69,7 +69,7 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a request stands in the queue.
+    """The position of a request in the queue.
 
     Attributes:
         rank: 1 if it is granted next, 2 after one other, and so on; 0 if it holds a permit.

@@ -95,7 +95,7 @@ def lock(
     Args:
         name: Of the resource, at most 512 bytes. Services that use `redlease` with the same Redis share it.
         lease: How long a permit stays valid without renewal, in seconds or as a timedelta.
-        max_waiters: `QueueFull` is raised at once when so many wait.
+        max_waiters: `QueueFull` is raised at once when that many wait.
         backend: What keeps it: "redis", or without Redis "slots" or "coordinator". Locks of different backends do not
             exclude each other.
         endpoint: The Nexus endpoint of a lock service, perhaps in another namespace, whose lock it is; `backend` does
@@ -127,12 +127,12 @@ def semaphore(
         name: Of the resource, at most 512 bytes. Services that use `redlease` with the same Redis share it.
         capacity: Units that may be held at once. A value that differs from the one last declared replaces it.
         lease: How long a permit stays valid without renewal, in seconds or as a timedelta.
-        max_waiters: `QueueFull` is raised at once when so many wait.
+        max_waiters: `QueueFull` is raised at once when that many wait.
         per_key: Units that requests with one `key` may hold at once; 0 for no such limit. A key at its limit does not
             hold up others. None leaves the setting of the resource as it is, here and in the next two.
         rate: How many grants there may be in a time, as a `Rate`; 0 for no such limit.
         per_key_rate: The same for the requests of one key.
-        max_waiters_per_key: `QueueFull` is raised at once when so many requests with its `key` wait.
+        max_waiters_per_key: `QueueFull` is raised at once when that many requests with its `key` wait.
         backend: What keeps it: "redis", or without Redis "slots" or "coordinator", which know no rates; slots know no
             keys either. Semaphores of different backends do not exclude each other.
         endpoint: The Nexus endpoint of a lock service, perhaps in another namespace, whose semaphore it is; `backend`
@@ -160,7 +160,7 @@ def rwlock(name: str, *, lease: Duration = 30.0, max_waiters: int | None = None,
     Args:
         name: Of the resource, at most 512 bytes. Services that use `client.rwlock` with the same Redis share it.
         lease: How long a permit stays valid without renewal, in seconds or as a timedelta.
-        max_waiters: `QueueFull` is raised at once when so many wait, readers and writers together.
+        max_waiters: `QueueFull` is raised at once when that many wait, readers and writers together.
         backend: What keeps it: "redis", or without Redis "coordinator", which keeps some 1,200 readers and waiters in
             all. Locks of different backends do not exclude each other.
 

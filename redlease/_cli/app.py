@@ -131,7 +131,7 @@ def run_command(
     ] = None,
     weight: Annotated[int, typer.Option(min=1, help="Units that the command needs.")] = 1,
     timeout: Annotated[
-        float | None, typer.Option(min=0, help="Seconds to wait for the permit.", show_default="for ever")
+        float | None, typer.Option(min=0, help="Seconds to wait for the permit.", show_default="forever")
     ] = None,
     priority: Annotated[int, typer.Option(help="From 0 to 100: may pass earlier requests with less.")] = 0,
     lease: Annotated[float, typer.Option(min=1, help="Seconds that the permit stays valid without renewal.")] = 30,
@@ -149,7 +149,7 @@ def run_command(
 
 @app.command()
 def inspect(name: Name, url: Url = LOCAL, prefix: Prefix = "redlease", as_json: AsJson = False) -> None:
-    """Show who holds a resource and who waits for it. Exits with 66 if the server knows nothing of that name."""
+    """Show the holders and the waiters of a resource. Exits with 66 if the server knows nothing of that name."""
 
     async def look() -> bool:
         async with resource_at(name, url, prefix) as resource:
@@ -179,7 +179,7 @@ def history(
     entries = run(look())
     if not entries:
         kept = f"history of {name!r} under the prefix {prefix!r}"
-        print_error(f"there is no {kept}. A client with `history=1000` has one written")
+        print_error(f"there is no {kept}. `history=1000` of a client enables it")
         raise typer.Exit(1)
     show_history(entries, as_json=as_json)
 

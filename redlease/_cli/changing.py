@@ -35,7 +35,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class LimitJob:
-    """What `redlease set-limit` is told."""
+    """The options of `redlease set-limit`."""
 
     capacity: int | None
     per_key: int | None

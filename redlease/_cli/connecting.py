@@ -1,4 +1,4 @@
-"""What all commands share: their options, a client for the server that they name, and errors told in one line."""
+"""What all commands share: their options, a client for the server that they name, and errors reported in one line."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Job:
     """A command and the permit that it needs; times in seconds.
 
     `capacity`: None for that which others have declared, at first 1; `timeout`: how long to wait for the permit, None
-    for ever; `grace`: from SIGTERM to SIGKILL when the lease is lost.
+    forever; `grace`: from SIGTERM to SIGKILL when the lease is lost.
     """
 
     command: list[str]

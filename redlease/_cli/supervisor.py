@@ -133,7 +133,7 @@ class Supervisor:
         return code if code >= 0 else 128 - code
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # nobody is left to be told
+        with contextlib.suppress(OSError):  # nobody is left to notify
             self._control.sendall(line.encode() + b"\n")
 
     def _now_ms(self) -> float:

@@ -54,9 +54,9 @@ def _text(address: Address, server: str, prefix: str) -> str:
     where = address.url if address.token is None else f"{address.url}#token={address.token}"
     mode = "Read-only."
     if address.changes:
-        mode = "Who has this address, with its token, can change resources."
+        mode = "Anyone with this address, which contains the token, can change resources."
         if address.token is None:
-            mode = "Who has the token of REDLEASE_WEB_TOKEN can change resources: the page asks for it."
+            mode = "Anyone with the token of REDLEASE_WEB_TOKEN can change resources: the page asks for it."
     return plain(f"The resources of {server} under the prefix {prefix!r}: ") + f"{where}\n{mode} Ctrl-C ends it."
 
 

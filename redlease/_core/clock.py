@@ -23,7 +23,7 @@ def now_ms() -> float:
 
 
 async def pause(event: asyncio.Event, seconds: float | None) -> None:
-    """Returns when the event is set, or after `seconds`; None waits for ever."""
+    """Returns when the event is set, or after `seconds`; None waits forever."""
     # Not asyncio.wait_for: before Python 3.12 it swallows a cancellation that comes at the same time as the event.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -199,7 +199,7 @@ class Hold:
     def _released(self, released: Released) -> bool:
         if released is None or isinstance(released, RedleaseError):
             logger.warning(
-                "resource %r: permit %r could not be released yet; redlease tries on while its lease lasts",
+                "resource %r: permit %r could not be released yet; redlease will retry until its lease expires",
                 *(self.resource, self.ticket),
                 extra=about(self.resource, self.ticket, self.fence),
             )

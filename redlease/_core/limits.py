@@ -56,7 +56,7 @@ def _size(what: str, text: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"the {what} {text[:40]!r} can not be written as UTF-8") from None
+        raise ValueError(f"the {what} {text[:40]!r} is not valid UTF-8") from None
 
 
 def checked_prefix(prefix: str) -> str:
@@ -88,7 +88,7 @@ def checked_share(share: float, key: str | None) -> float:
     if isinstance(share, bool) or not isinstance(share, int | float) or not SHARE_MIN <= share <= SHARE_MAX:
         raise ValueError(f"share must be a number from {SHARE_MIN} to {SHARE_MAX}, not {_shown.repr(share)}")
     if key is None and share != 1:
-        raise ValueError("share is that of a key among others: give key= too")
+        raise ValueError("share requires key: give key= too")
     return share
 
 
@@ -226,7 +226,7 @@ class WhenFull(NamedTuple):
 
     @classmethod
     def checked(cls, when_full: Full, grace: Duration, *, capacity: int, never_waits: bool, priority: int) -> WhenFull:
-        """Returns both; raises ValueError for a wrong one, or for one that goes not with the rest of the request."""
+        """Returns both; raises ValueError for a wrong one, or one that cannot be combined with the rest."""
         if when_full not in get_args(Full):
             raise ValueError(f"when_full must be one of {', '.join(map(repr, get_args(Full)))}, not {when_full!r}")
         checked = cls(when_full, milliseconds("grace", grace))

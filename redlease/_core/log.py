@@ -12,5 +12,5 @@ def about(resource: str | None = None, ticket: str | None = None, fence: int | N
 
 def report(error: Exception) -> None:
     """Passes the exception to the event loop's exception handler, which logs it by default; the caller retries."""
-    message = "redlease: an exception that it did not expect; what failed is done again"
+    message = "redlease: unexpected error; retrying"
     asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

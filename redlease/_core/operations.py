@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 ANSWER_S = 0.5  # how much later than the time for replicas the server may say how many there are
-GONE = "it lapsed, was released, or somebody else adopted it"
+GONE = "it expired, was released, or another client adopted it"
 
 
 class Renewed(NamedTuple):
@@ -112,12 +112,12 @@ class Operations:
         request: AcquireRequest,
         *,
         on_queued: Callable[[Queued], None],
-        on_lapsed: Callable[[], Exception],
+        on_expired: Callable[[], Exception],
         full: WhenFull = WAITS,
     ) -> Granted | None:
         """Waits for the grant, and returns it with a full lease; None if it may not wait and no capacity was free.
 
-        If the queue place lapses, the request is not queued again: the error that `on_lapsed` makes is raised. If the
+        If the queue place expires, the request is not queued again: the error that `on_expired` makes is raised. If the
         call is cancelled, what was granted stays on the server.
         """
         waiting = self.session.enter(request, needs_full_lease=True)
@@ -131,7 +131,7 @@ class Operations:
                 replacing.queued()
 
         waiting.on_queued = queued
-        waiting.on_lapsed = lambda: waiting.fail(on_lapsed())
+        waiting.on_expired = lambda: waiting.fail(on_expired())
         try:
             granted = await waiting.future
             while granted is not None and (now_ms := clock.now_ms()) >= waiting.deadline_ms:
@@ -385,7 +385,7 @@ class Operations:
         return entries
 
     async def position(self, resource: Resource, ticket: str) -> Position | None:
-        """Where a ticket stands in the queue; None if it neither waits nor holds a permit."""
+        """The position of a ticket in the queue; None if it neither waits nor holds a permit."""
         place, wait_ms = (await self._connection.call(resource, scripts.POSITION, ticket, ticket=ticket)).values
         return None if place < 0 else Position(place, None if wait_ms < 0 else wait_ms / 1000)
 

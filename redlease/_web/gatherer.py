@@ -18,11 +18,9 @@ from redlease._core.primitives.overview import UNDECLARED, Overview, Summary, is
 logger = logging.getLogger("redlease")
 
 PERIOD_S = 1.0
-ROWS_A_S = (
-    200  # resources that a browser is told of in a second: it counts on by itself, so a long list may come less often
-)
-LISTED_MOST = 1000  # resources that a browser is told of one by one; the totals are of all
-SHOWN_MOST = 100  # holders, and as many waiters, that a browser is told of one by one
+ROWS_A_S = 200  # resources that a browser gets in a second: it counts on by itself, so a long list may come less often
+LISTED_MOST = 1000  # resources that a browser gets one by one; the totals are of all
+SHOWN_MOST = 100  # holders, and as many waiters, that a browser gets one by one
 HISTORY_MOST = 300  # entries of the history that the timeline is drawn of
 
 # What a browser is sent, by kind: an event of the stream is one of these and JSON.

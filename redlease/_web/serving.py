@@ -53,7 +53,7 @@ class Address:
 
 
 class Server(uvicorn.Server):
-    """A web server that ends the streams first when it ends: they would go on for ever."""
+    """A web server that ends the streams first when it ends: they would go on forever."""
 
     def __init__(self, config: uvicorn.Config, gatherer: Gatherer) -> None:
         super().__init__(config)

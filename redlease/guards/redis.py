@@ -44,7 +44,7 @@ class Call(Resource):
 
 
 class RunScript(Script):
-    """A user's script behind the guard, sent as text: the server need not be told of it before."""
+    """A user's script behind the guard, sent as text: the server need not know it before."""
 
     def __init__(self, lua: str, keys: int, args: int) -> None:
         # It begins on the first line, so that the lines in the server's errors are those of the user's script.

@@ -40,7 +40,7 @@ def exclusive(
         when_held: What a task does while others hold the permit. "wait" waits in the queue, and occupies its worker.
             "retry" gives the message back to Celery, also if Redis cannot be reached: it runs again after the
             `default_retry_delay` of the task, at most `max_retries` times. "skip" returns None.
-        timeout: Seconds to wait; the task then fails with `AcquireTimeout`. None waits for ever.
+        timeout: Seconds to wait; the task then fails with `AcquireTimeout`. None waits forever.
         on_lost: As for `redlease.sync.Semaphore.hold`.
         metadata: See there.
         key: The fairness key of `hold`, or what returns it from the arguments of a call.

@@ -141,7 +141,7 @@ def exclusive(
     Args:
         name: The name of the lock.
         using: Which of the servers in the setting `REDLEASE`.
-        timeout: Seconds to wait while another one runs; None waits for ever.
+        timeout: Seconds to wait while another one runs; None waits forever.
         lease: Seconds; as for `redlease.sync.Redlease.lock`.
 
     Example:

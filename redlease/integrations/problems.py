@@ -12,7 +12,7 @@ CONTENT_TYPE = "application/problem+json"
 BUSY = 503, "The request could not be carried out now."
 ANSWERS: dict[type[RedleaseError], tuple[int, str]] = {
     AcquireTimeout: (409, "Another request is at work on this. Send the request again later."),
-    StaleFence: (409, "A later request has been at work on this, and nothing was written over it."),
+    StaleFence: (409, "A newer holder has modified this, and nothing was overwritten."),
     QueueFull: BUSY,
     NotReplicated: BUSY,
     Withdrawn: BUSY,

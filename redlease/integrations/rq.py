@@ -39,7 +39,7 @@ def exclusive(
         when_held: What a job does while others hold the permit. "wait" waits in the queue, and occupies its worker. An
             `rq.Retry(max=..., interval=...)` gives the job back to RQ, also if Redis cannot be reached; a worker with a
             scheduler runs it again after the interval, in seconds. "skip" returns None.
-        timeout: Seconds to wait; the job then fails with `AcquireTimeout`. None waits for ever.
+        timeout: Seconds to wait; the job then fails with `AcquireTimeout`. None waits forever.
         on_lost: As for `redlease.sync.Semaphore.hold`.
         metadata: See there.
         key: The fairness key of `hold`, or what returns it from the arguments of a call.

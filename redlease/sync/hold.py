@@ -45,7 +45,7 @@ class Hold(Manager):
         ...     work(fence=hold.fence)
     """
 
-    _is_told = False
+    _was_raised = False
     _block: Block | None = None  # that which it is entered in, if no `with` statement keeps it
 
     def __init__(self, client: ProcessClient, twin: redlease.Hold, on_lost: OnLost) -> None:
@@ -97,7 +97,7 @@ class Hold(Manager):
         """Waits until the permit is lost, then returns True; False if it is released or detached, or after `timeout`.
 
         Args:
-            timeout: Seconds to wait; None waits for ever.
+            timeout: Seconds to wait; None waits forever.
         """
         timeout_s = None if timeout is None else limits.milliseconds("timeout", timeout) / 1000
 
@@ -173,10 +173,10 @@ class Hold(Manager):
     # Internals
 
     def _take_loss(self) -> LeaseLost | None:
-        """Returns the error if it is lost and its thread has not been told yet."""
-        if self._is_told or not self.lost:
+        """Returns the error if it is lost and its thread has not been notified yet."""
+        if self._was_raised or not self.lost:
             return None
-        self._is_told = True
+        self._was_raised = True
         return self._loss()
 
     def _check_at_start(self) -> None:

@@ -205,11 +205,11 @@ class Semaphore(Manager, Bound[redlease.Semaphore]):
         return self._client.call(self._twin.locked)
 
     def position(self, ticket: str) -> Position | None:
-        """Returns where a request stands in the queue, by its ticket; as `redlease.Semaphore.position`."""
+        """Returns the position of a request in the queue, by its ticket; as `redlease.Semaphore.position`."""
         return self._client.call(lambda: self._twin.position(ticket))
 
     def history(self, count: int = HISTORY_COUNT) -> list[HistoryEntry]:
-        """Returns what happened to the resource of late, the newest last; as `redlease.Semaphore.history`."""
+        """Returns what happened to the resource recently, the newest last; as `redlease.Semaphore.history`."""
         return self._client.call(lambda: self._twin.history(count))
 
     def resize(self, capacity: int) -> None:

@@ -121,7 +121,7 @@ class Model(ResourceState):
     def limit_grants(self, rate: tuple[int, ...] | None) -> bool:
         """Set the rate of grants; return whether it is another one.
 
-        The next token comes when it would have, or one interval from now if that is earlier; the burst gathers anew.
+        The next token comes when it would have, or one interval from now if that is earlier; the burst gathers again.
         """
         if rate is None or rate == self.rate:
             return False
@@ -194,7 +194,7 @@ class Model(ResourceState):
         if not waiter_lease:
             return [Status.BUSY, 0]
         before = self.waiters().index(queued)
-        return [Status.QUEUED, queued.arrival, before, self.told(queued, self.soonest()), 0]
+        return [Status.QUEUED, queued.arrival, before, self.published_expiry(queued, self.soonest()), 0]
 
     def enter(self, entry: Entry, place: str, waiter_lease: int, most: int | str, priority: int) -> Reply:
         """Grant a new request if nobody is ahead of it and it fits, or queue it."""
@@ -219,7 +219,7 @@ class Model(ResourceState):
         self.places[place] = max(self.places.get(place, 0), self.now + waiter_lease)
         begun = self.turns.enter(list(self.queue.values()), entry)
         self.give_turn(entry.key, begun)
-        return [Status.QUEUED, entry.arrival, before, self.told(entry, soonest), more]
+        return [Status.QUEUED, entry.arrival, before, self.published_expiry(entry, soonest), more]
 
     def ahead_of(self, entry: Entry) -> int:
         """Return how many stand before a new waiter."""
@@ -381,7 +381,7 @@ class Model(ResourceState):
         if ticket not in self.queue:
             return [Status.GRANTED]
         before = self.waiters().index(self.queue[ticket])
-        return [Status.QUEUED, before, self.told(self.queue[ticket], self.soonest()), self.capacity, 0]
+        return [Status.QUEUED, before, self.published_expiry(self.queue[ticket], self.soonest()), self.capacity, 0]
 
     def resize(self, capacity: int, idle: int) -> Reply:
         """Set the capacity, which is not a declaration; refused of a lock and of a read-write lock."""

@@ -29,12 +29,12 @@ class ResourceState:
         fence_before: The last fence before the resource was deleted.
         held: The permits by ticket, expired ones included that no call has removed yet.
         queue: The waiters by ticket, dead ones included that no call has removed yet.
-        places: When each client's place lapses.
+        places: When each client's place expires.
         tombstones: Until when late copies of a request grant nothing.
         replaced: Those of them that a newer request has replaced.
         lock_delay: How long the units of an expired permit stay in use.
         delays: Those that do.
-        lasted: How long holds lasted of late whose release others waited for, if there were any.
+        lasted: How long holds lasted recently, of those whose release others waited for, if there were any.
         turns: The turns that keys take.
         limits: What outranks the capacity, or the limit of keys, by name.
         rate: The µs between two grants and how many may come at once; empty for any number.
@@ -102,7 +102,7 @@ class ResourceState:
         return (entry.deadline if entry.fence else self.place_ends(entry)) > self.now
 
     def place_ends(self, entry: Entry) -> int:
-        """Return when the last of the places of a waiter lapses."""
+        """Return when the last of the places of a waiter expires."""
         return max(self.places.get(place, 0) for place, _ in entry.claims)
 
     # Capacity and the queue
@@ -197,18 +197,18 @@ class ResourceState:
         """Return who is granted next; None if nobody has a turn."""
         return self.turns.first(list(self.queue.values()), self.allowed)
 
-    def told(self, queued: Entry, soonest: int) -> int:
+    def published_expiry(self, queued: Entry, soonest: int) -> int:
         """Return the ms until an expiry can let a waiter proceed, of what `soonest` returns; -1 if none can.
 
         While there is no token, only who is granted next calls when it is due.
         """
         if waiting := self.turns.without_turn(self.queue.values(), queued.key):
-            return self.told_by_key(queued, waiting)
+            return self.notified_by_key(queued, waiting)
         if due := self.token_due(""):
             return due - self.now if self.first() is queued else -1
         return soonest
 
-    def told_by_key(self, queued: Entry, waiting: list[Entry]) -> int:
+    def notified_by_key(self, queued: Entry, waiting: list[Entry]) -> int:
         """Return the same for one of the waiters of a key that has no turn."""
         if due := self.token_due(queued.key):
             return due - self.now if waiting[0] is queued else -1

@@ -24,10 +24,10 @@ async def test_the_next_grant_waits_after_a_loss(client: Redlease) -> None:
     assert await lock.try_acquire() is None
     waiting = await queue_up(lock, 1)
 
-    async def has_lapsed() -> bool:
+    async def has_expired() -> bool:
         return not await lock.is_held(lost)
 
-    await eventually(has_lapsed)
+    await eventually(has_expired)
     snapshot = await lock.inspect()
     assert (snapshot.holders, snapshot.in_use, snapshot.waiting) == ((), 1, 1)
     assert await lock.locked()
@@ -59,10 +59,10 @@ async def test_the_same_ticket_waits_too(client: Redlease) -> None:
     pool = client.semaphore("r", capacity=3, lease=0.2, lock_delay=DELAY_S)
     lost = await pool.acquire(ticket="t", weight=2)
 
-    async def has_lapsed() -> bool:
+    async def has_expired() -> bool:
         return not await pool.is_held(lost)
 
-    await eventually(has_lapsed)
+    await eventually(has_expired)
     beside = await pool.acquire(timeout=5)  # one unit was free all the time
     assert beside.granted_at_ms < lost.expires_at_ms + DELAY_S * 1000
     again = await pool.acquire(ticket="t", weight=2, timeout=5)
@@ -83,10 +83,10 @@ async def test_the_delay_is_a_setting_of_the_resource(client: Redlease) -> None:
     quick = client.lock("r", lease=0.2)
     lost = await quick.acquire()
 
-    async def has_lapsed() -> bool:
+    async def has_expired() -> bool:
         return not await quick.is_held(lost)
 
-    await eventually(has_lapsed)
+    await eventually(has_expired)
     assert await quick.locked()
     assert await quick.try_acquire() is None
     assert await client.lock("r", lock_delay=0).try_acquire() is None  # what was delayed stays so

@@ -1,1 +1,1 @@
-"""`@concurrency`: at most so many workflows open at once."""
+"""`@concurrency`: a limit on the workflows that are open at once."""

@@ -1,4 +1,4 @@
-"""`@concurrency`: at most so many runs of a workflow at once. The rule of a class, and how runs and parents apply it.
+"""`@concurrency`: a limit on the open runs of a workflow. The rule of a class, and how runs and parents apply it.
 
 A start over the limit is refused, not queued: clients and parents with the plugin refuse it, and a run that was started
 otherwise fails at once. Or it replaces the oldest: see `replacing`. A workflow ID holds its place until its last run

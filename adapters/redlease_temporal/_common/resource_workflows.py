@@ -84,7 +84,7 @@ class ResourceWorkflows:
 
 def permit_gone(resource: str, ticket: str, fence: int) -> LeaseLost:
     """The error for a permit that is no longer held."""
-    return lease_lost(PermitHeader(resource, ticket, fence), "it lapsed, was released, or was adopted by another run")
+    return lease_lost(PermitHeader(resource, ticket, fence), "it expired, was released, or was adopted by another run")
 
 
 async def gather_limited(calls: Iterable[Awaitable[T]]) -> list[T]:

@@ -208,7 +208,7 @@ class RunMonitor:
         """
         watched, began_ms = self._watched_runs.get(run), clock.now_ms()
         callbacks = () if watched is None else tuple(watched.callbacks)
-        what = f"workflow {run[0]!r}: a look at how it stands"
+        what = f"workflow {run[0]!r}: polling its status"
         try:
             state = await self._poll_server(run)
         except Exception as error:  # noqa: BLE001  logged; the run is looked at again
@@ -253,7 +253,7 @@ class RunMonitor:
         except RPCError as error:
             if error.status == RPCStatusCode.NOT_FOUND:
                 return RunState(RunStatus.CLOSED)
-            self._log_once.warn(f"workflow {workflow_id!r}: a look at how it stands", error)
+            self._log_once.warn(f"workflow {workflow_id!r}: polling its status", error)
         return RunState(RunStatus.UNKNOWN)
 
     async def _poll_latest(self, workflow_id: str) -> RunState:

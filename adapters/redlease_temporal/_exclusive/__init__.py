@@ -1,1 +1,1 @@
-"""`@exclusive`: at most so many runs of an activity at once."""
+"""`@exclusive`: a limit on the runs of an activity at once."""

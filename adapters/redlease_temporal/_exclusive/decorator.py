@@ -1,4 +1,4 @@
-"""`@exclusive`: at most so many runs of an activity at once, wherever they run.
+"""`@exclusive`: a limit on the runs of an activity at once, wherever they run.
 
 The permit belongs to the activity, not to one attempt: an attempt that ends with a retry ahead leaves its permit or its
 queue entry to the next one, which takes the permit over with a new fence.
@@ -112,7 +112,7 @@ def exclusive(
         lease: How long the permit outlives a worker that died, in seconds or as a timedelta, as all durations.
         slot_wait: How long one attempt waits.
         retry_lease: How long the permit, or the queue entry, is kept for the next attempt.
-        max_waiters: The attempt fails with `QueueFull` when so many wait.
+        max_waiters: The attempt fails with `QueueFull` when that many wait.
         per_key: How many of one key may run at once; 0 for no such limit.
         rate: How many may begin in a time, as a `redlease.Rate`; 0 for no such limit.
         per_key_rate: The same for those of one key.
@@ -139,7 +139,7 @@ def _decorated(rule: _Rule, function: Callable[P, Awaitable[T]]) -> Callable[P, 
     if not inspect.iscoroutinefunction(function):
         raise ValueError(f"{function!r} is not `async def`: a lost permit could not stop it")
     if hasattr(function, MARK):
-        raise ValueError(f"{function!r}: put @exclusive below @activity.defn, or it would be passed by")
+        raise ValueError(f"{function!r}: put @exclusive below @activity.defn, or it would be bypassed")
     skipped = int(next(iter(inspect.signature(function).parameters), "") == "self")
 
     @functools.wraps(function)

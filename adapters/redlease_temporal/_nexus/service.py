@@ -170,6 +170,6 @@ class LockServiceHandler:
 
     @sync_operation
     async def inspect(self, ctx: StartOperationContext, input: calls.InspectInput) -> Snapshot:  # noqa: A002, ARG002
-        """Shows who holds and who waits."""
+        """Shows the holders and the waiters."""
         call = InspectCall(ResourceTerms(input.resource, 1, ANY_LEASE_MS), input.limit)
         return await with_operation_errors(Requests(self._relay()).inspect(call))

@@ -334,7 +334,7 @@ class CheckCall:
 
 @dataclass(frozen=True)
 class PositionCall:
-    """Asks where a ticket stands in the queue."""
+    """Asks the position of a ticket in the queue."""
 
     terms: ResourceTerms
     ticket: str

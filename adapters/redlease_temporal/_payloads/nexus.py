@@ -30,7 +30,7 @@ class AcquireInput:
         weight: Units to hold.
         lease_ms: How long the permit stays valid without renewal.
         timeout_ms: How long to wait; null waits without limit.
-        max_waiters: Refused with `QueueFull` when so many wait; null for no limit.
+        max_waiters: Refused with `QueueFull` when that many wait; null for no limit.
         owner: Who is shown as holder; by default the caller's workflow id.
         metadata: Shown by `inspect`.
         renewed: Whether the permit is renewed while the caller's run is open; otherwise it ends with its lease.
@@ -42,7 +42,7 @@ class AcquireInput:
         per_key: Units that requests with one key may hold at once; 0 for no such limit, null leaves it as it is.
         rate: How many grants there may be in a time; with a limit of 0 as many as want, null leaves it as it is.
         per_key_rate: The same for the requests of one key.
-        max_waiters_per_key: Refused with `QueueFull` when so many requests of its key wait; null for no limit.
+        max_waiters_per_key: Refused with `QueueFull` when that many requests of its key wait; null for no limit.
     """
 
     resource: str
@@ -131,7 +131,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class InspectInput:
-    """Asks for the state of a resource, with at most so many holders and waiters."""
+    """Asks for the state of a resource, with at most `limit` holders and as many waiters."""
 
     resource: str
     limit: int = 100

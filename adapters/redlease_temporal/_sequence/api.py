@@ -441,7 +441,7 @@ def results_of(resource: str, count: int, outcome: BatchOutcome, decoded: Callab
     raise SequenceFailed(
         f"resource {resource!r}: item {index} of {count} was not done: {outcome.failure.message} "
         f"({outcome.failure.type}). Those before it are done, with their results in `results`, and those after it were "
-        f"not begun: see to it, and hand over the items from {index} on",
+        f"not begun: fix it and resubmit the items from {index} on",
         resource=resource,
         index=index,
         results=results,

@@ -78,7 +78,7 @@ class Backend(Protocol):
         """The current state of the resource."""
 
     async def position(self, call: locks.PositionCall) -> Position | None:
-        """Where a ticket stands in the queue; None if it neither waits nor holds a permit."""
+        """The position of a ticket in the queue; None if it neither waits nor holds a permit."""
 
     def resource_workflow(self, permit: Permit) -> str | None:
         """The id of the workflow that keeps a permit; empty if none does; None if this namespace cannot ask for it."""

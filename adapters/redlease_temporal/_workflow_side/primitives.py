@@ -280,7 +280,7 @@ class Semaphore:
         return await self._backend.inspect(locks.InspectCall(self._terms, max_items))
 
     async def position(self, ticket: str) -> Position | None:
-        """Where a request stands in the queue, and about how long it will wait, by its ticket.
+        """The position of a request in the queue, and about how long it will wait, by its ticket.
 
         None if the ticket neither waits nor holds a permit. The history of the run records the result.
 

@@ -17,7 +17,7 @@ export class LeaseLost extends RedleaseError {}
 /** So many requests wait already as `maxWaiters` allows; this one was not queued. */
 export class QueueFull extends RedleaseError {}
 
-/** A request was taken out of the queue by its ticket, or its client was closed. */
+/** A request was removed from the queue by its ticket, or its client was closed. */
 export class Withdrawn extends RedleaseError {}
 
 /** The server could not be reached in time: the outcome is unknown, and a retry with the same ticket is safe. */

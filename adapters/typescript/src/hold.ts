@@ -129,7 +129,7 @@ export class Hold implements AsyncDisposable {
       return this.#renewal.sooner(nowMs() + Math.min(RETRY_MS[0] * 2 ** this.#failures++, most));
     }
     const [deadline, capacity] = answer.reply as [number, number];
-    if (!deadline) return this.#lose("the server no longer has it: it lapsed, was released by its ticket, or the data was lost");
+    if (!deadline) return this.#lose("the server no longer has it: it expired, was released by its ticket, or the data was lost");
     [this.#first, this.#failures, this.#untilMs] = [false, 0, answer.sentMs + ask.leaseMs - SERVER_TICK_MS];
     Object.assign(this.permit, {expires_at_ms: deadline, capacity});
     const dueMs = answer.sentMs + (ask.leaseMs / RENEWALS_PER_LEASE) * (0.9 + 0.1 * Math.random());

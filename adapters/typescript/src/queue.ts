@@ -100,7 +100,7 @@ export class Pending {
       case "busy": return reply.more ? void this.send() : this.#refused();
       case "misfit": return this.fail(new RangeError(`${resource}: weight ${weight} exceeds the capacity, ${reply.capacity}`));
       case "otherWeight": return this.#refused(new RangeError(`${resource}: ticket ${ticket} has ${reply.ofKey ? "a key" : `weight ${reply.weight}, not ${weight}`}`));
-      case "withdrawn": return this.fail(new Withdrawn("it was taken out of the queue by its ticket", resource, ticket));
+      case "withdrawn": return this.fail(new Withdrawn("it was removed from the queue by its ticket", resource, ticket));
     }
   }
 

@@ -127,7 +127,7 @@ def summary(verdict: Verdict) -> RenderableType:
 
 
 def _got_over(kind: KillKind, kill: Recovery | None) -> tuple[bool, str, str]:
-    promise = f"the killed {kind} got over within its lease"
+    promise = f"the permit of the killed {kind} was recovered within its lease"
     if kill is None or kill.seconds_lost is None:
         return False, promise, "none was killed" if kill is None else "never"
     return kill.recovered_within_lease, promise, f"{kill.seconds_lost:.2f} s of {kill.lease:g} s"

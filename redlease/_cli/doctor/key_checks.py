@@ -22,7 +22,7 @@ NAMED = 5
 
 
 async def check_keys(masters: list[Master], prefix: str) -> Finding:
-    """Looks for keys that would stay for ever: redlease gives every key a time to live."""
+    """Looks for keys that would stay forever: redlease gives every key a time to live."""
     looked_at, lasting, is_all = 0, list[str](), True
     for master in masters:
         looked_at_here = 0
@@ -42,7 +42,7 @@ async def check_keys(masters: list[Master], prefix: str) -> Finding:
         "keys",
         Level.WARNING,
         f"{looked}, {len(lasting)} without a time to live: {_named(lasting)}",
-        "redlease wrote none of them so, and they stay for ever: see what did, and give it another prefix",
+        "redlease always sets a time to live: find what wrote these keys, and give it another prefix",
     )
 
 

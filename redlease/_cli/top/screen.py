@@ -84,7 +84,7 @@ def _heads(view: View) -> Text:
 
 
 def _opened(view: View, width: int, rows: int) -> Iterator[Text]:
-    """Yields the lines of one resource: who holds and who waits, and the end of its history."""
+    """Yields the lines of one resource: the holders, the waiters and the end of its history."""
     if view.detail is None:
         text = f"{plain(view.opened or '')}: being read" if not view.trouble else printable(view.trouble)
         yield from (Text(line, "dim" if not view.trouble else "red") for line in textwrap.wrap(text, width))

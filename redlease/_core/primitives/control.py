@@ -64,7 +64,7 @@ class ResourceControl:
         return waiting > 0 or in_use >= (capacity if limit is None else min(capacity, limit))
 
     async def position(self, ticket: str) -> Position | None:
-        """Returns where a request stands in the queue, and about how long it will wait, by its ticket.
+        """Returns the position of a request in the queue, and about how long it will wait, by its ticket.
 
         Returns None if the ticket neither waits nor holds a permit. Behind more than forty requests both are estimates,
         from a sample of those: who has died is not ahead.
@@ -81,7 +81,7 @@ class ResourceControl:
         return await self._operations.position(self._resource, ticket)
 
     async def history(self, count: int = HISTORY_COUNT) -> list[HistoryEntry]:
-        """Returns what happened to the resource of late, the newest last, at most `count` entries.
+        """Returns what happened to the resource recently, the newest last, at most `count` entries.
 
         The server writes a history only where `history=` of the client or the primitive asks for one, from the next
         acquire on. It keeps the newest entries, about as many as
@@ -176,7 +176,7 @@ class ResourceControl:
         return any([await self._lift_limit(kind, key) for kind in kinds])
 
     async def pause(self, *, until: Until = None, reason: str = "") -> None:
-        """Grants nothing until that ends or `resume`; who holds goes on. A limit stays what it is.
+        """Grants nothing until that ends or `resume`; holders continue. A limit stays what it is.
 
         Parameters and errors are those of `set_limit`.
         """
@@ -226,7 +226,7 @@ class ResourceControl:
     async def _set_limit(self, kind: LimitKind, key: str | None, units: int, until: Until, reason: str) -> None:
         reasons = limits.checked_reason(reason)
         if not (await self._change_limit(kind, key, units, limits.checked_until(until), reasons)).until_ms:
-            raise ValueError(f"until must be in the future: {until!r} is over by the clock of the server")
+            raise ValueError(f"until must be in the future: {until!r} is in the past by the server's clock")
 
     async def _lift_limit(self, kind: LimitKind, key: str | None) -> bool:
         return (await self._change_limit(kind, key, None, "", {})).until_ms > 0

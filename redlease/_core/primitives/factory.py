@@ -64,7 +64,7 @@ class PrimitiveFactory:
             owner: See the class.
             waiter_lease: See the class.
             idle_ttl: See the class.
-            max_waiters: An acquire raises `QueueFull` at once if so many requests wait already.
+            max_waiters: An acquire raises `QueueFull` at once if that many requests wait already.
             lock_delay: Seconds for which the units of a holder whose lease ended without a release stay in use, so that
                 what it sent late arrives before the next holder begins. It is a setting of the resource, which the next
                 acquire stores; None leaves it as it is, at first 0. At most `idle_ttl`.
@@ -105,8 +105,8 @@ class PrimitiveFactory:
             owner: See the class.
             waiter_lease: See the class.
             idle_ttl: See the class.
-            max_waiters: An acquire raises `QueueFull` at once if so many requests wait already.
-            max_waiters_per_key: It does so if so many requests with its `key` wait, so that no key fills the queue.
+            max_waiters: An acquire raises `QueueFull` at once if that many requests wait already.
+            max_waiters_per_key: It does so if that many requests with its `key` wait, so that no key fills the queue.
             lock_delay: Seconds for which the units of a holder whose lease ended without a release stay in use, so that
                 what it sent late arrives before the next holder begins. It is a setting of the resource, which the next
                 acquire stores; None leaves it as it is, at first 0. At most `idle_ttl`.
@@ -174,7 +174,7 @@ class PrimitiveFactory:
         Args:
             *parts: Locks, semaphores, `pool.weighted(n)`, sides of read-write locks. Of a resource that is given more
                 than once, the largest weight is acquired, once.
-            timeout: Seconds to wait for all of them together; None waits for ever.
+            timeout: Seconds to wait for all of them together; None waits forever.
             ticket: This and the following are those of `Semaphore.hold`, for each of the resources.
             owner: See there.
             metadata: See there.

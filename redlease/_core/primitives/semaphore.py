@@ -87,7 +87,7 @@ class Semaphore(ResourceControl):
         which at a `yield` runs the code that iterates. With `contextlib.aclosing`, that code gets `LeaseLost`.
 
         Args:
-            timeout: Seconds to wait for the grant, outages included; None waits for ever.
+            timeout: Seconds to wait for the grant, outages included; None waits forever.
             ticket: The id of the request. A repeated request with the same ticket gets the same permit or place.
             weight: Units to hold.
             owner: The name shown as holder.

@@ -170,7 +170,7 @@ class SequenceRun(Generic[Item]):
     def _failed(self, index: int, error: Exception) -> SequenceFailed:
         return SequenceFailed(
             f"resource {self._lock.name!r}: item {index} of {len(self._items)} of sequence {self._id!r} was not done: "
-            f"{type(error).__name__}: {error}. Those before it are done, and those after it were not begun: see to it, "
+            f"{type(error).__name__}: {error}. Those before it are done, and those after it were not begun: fix it, "
             "and call the sequence again with the same id, which resumes at that item",
             resource=self._lock.name,
             id=self._id,

@@ -102,11 +102,11 @@ _ADVICE = {
     "Delete that key or choose another `prefix`",
     "NOREPLICAS": "the server has fewer replicas than `min-replicas-to-write` asks for; nothing was changed. "
     "Try again when the replicas are back",
-    "MISCONF": "the server cannot save to disk and refuses writes; nothing was changed. Mend its persistence",
+    "MISCONF": "the server cannot save to disk and refuses writes; nothing was changed. Fix its persistence",
     "WRONGPASS": "the server refused the user name or password. Put the right ones into the URL",
     "NOAUTH": "the server wants a user name and password. Put them into the URL",
     "NEWERFORM": "a newer release of redlease has stored it; nothing was changed. Upgrade redlease here, or choose "
     "another `prefix`",
-    "MOVED": "the server is part of a cluster. Connect to it as a cluster",
-    "CROSSSLOT": "the server is part of a cluster. Connect to it as a cluster",
+    "MOVED": "the server is part of a cluster. Use a URL that begins with `redis+cluster://`",
+    "CROSSSLOT": "the server is part of a cluster. Use a URL that begins with `redis+cluster://`",
 }

@@ -148,7 +148,7 @@ NUMBERS = {"g": 4, "m": 1, "x": 0, "r": 0, "c": 1, "l": 1, "s": 0}  # how many n
 def read_message(payload: bytes) -> Message:
     """Parses a payload; raises ValueError if no script of this library can have written it."""
     if len(payload) > MESSAGE_BYTES_MAX:
-        raise ValueError(f"a message of {len(payload)} bytes is none of redlease")
+        raise ValueError(f"a message of {len(payload)} bytes is not a redlease message")
     kind, about, *rest = payload.decode().split(" ")
     by = ""
     if kind == "c":  # the key comes last, because it may contain spaces

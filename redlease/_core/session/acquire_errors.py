@@ -38,10 +38,10 @@ def refused(request: AcquireRequest, status: int, values: list[int]) -> Exceptio
     if values:
         message = (
             f"resource {name!r}: a newer request replaced ticket {ticket!r}, by its `when_full`. The newer one is for "
-            "the same work; should it have given up, ask with another ticket"
+            "the same work; if that was abandoned, use a new ticket"
         )
         return Superseded(message, resource=name, ticket=ticket)
-    message = f"resource {name!r}: ticket {ticket!r} was taken out of the queue by its ticket. Ask again to queue anew"
+    message = f"resource {name!r}: ticket {ticket!r} was removed from the queue by its ticket. Retry to requeue"
     return Withdrawn(message, resource=name, ticket=ticket)
 
 

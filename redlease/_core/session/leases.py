@@ -171,7 +171,7 @@ class Lease(BlockTask):
             self._refused(now_ms, reply)
         elif reply[1] == 0:
             self.replaced = True  # perhaps: the message that says so may have been lost
-            why = "the server no longer has it: it lapsed, was released or replaced, or the server lost its data"
+            why = "the server no longer has it: it expired, was released or replaced, or the server lost its data"
             self.lose(why, "gone")
         else:
             self.deadline_ms = sent_ms + self.request.terms.lease_ms - clock.SERVER_TICK_MS
@@ -365,7 +365,7 @@ class LeaseManager:
             # Soon: messages published meanwhile are lost, and the permit may have been released, adopted or shortened.
             within = min(RECOVER_MS, max(0.0, min(lease.deadline_ms - now_ms, lease.request.terms.lease_ms)) / 10)
             due_ms = now_ms + random.uniform(0, within)
-            # Never later than scheduled: repeated reconnects would postpone the renewal for ever.
+            # Never later than scheduled: repeated reconnects would postpone the renewal forever.
             self.schedule.at(due_ms if lease.due_ms is None else min(due_ms, lease.due_ms), lease)
 
     def stalled(self, now_ms: float) -> None:

@@ -1,7 +1,7 @@
 """Pending acquire requests, and the queue places that a client keeps alive for them.
 
 A client has one place per resource, however many of its tasks wait there: one entry with one deadline on the server,
-which one heartbeat (`beat`) extends. A lapsed place is never revived; its waiters queue again from a place with a new
+which one heartbeat (`beat`) extends. An expired place is never revived; its waiters queue again from a place with a new
 epoch.
 """
 
@@ -61,7 +61,7 @@ class PendingAcquire:
     due_ms: float | None = None
     buffered_messages: tuple[Message, ...] = ()  # received between the grant and the start of its lease here
     on_queued: Callable[[Queued], None] | None = None
-    on_lapsed: Callable[[], None] | None = None  # called when the place is gone, instead of queueing again
+    on_expired: Callable[[], None] | None = None  # called when the place is gone, instead of queueing again
     _sent_as = ""
     _server_ahead_ms = 0.0  # upper bound: server clock minus local clock, at the time the request was queued
 
@@ -126,7 +126,7 @@ class PendingAcquire:
         elif status == Status.QUEUED:
             self._queued(sent_ms, sent_as, Queued(*values))
         elif status == Status.LAPSED:
-            self.session.lapsed(self.request.resource, sent_as)
+            self.session.expired(self.request.resource, sent_as)
             self._resend(0)
         elif status == Status.FULL:
             self._full(sent_ms, values)
@@ -325,11 +325,11 @@ class Session:
             waiter_lease = self.waiter_leases[resource.state_key] = WaiterLease(self, resource)
         return waiter_lease
 
-    def lapsed(self, resource: Resource, name: str) -> None:
+    def expired(self, resource: Resource, name: str) -> None:
         """Handles a reply that says that the place of that name is gone."""
         waiter_lease = self.waiter_leases.get(resource.state_key)
         if waiter_lease is not None:
-            waiter_lease.lapsed(name)
+            waiter_lease.expired(name)
         elif name == self.name:
             self.take_name()
 

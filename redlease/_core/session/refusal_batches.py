@@ -45,7 +45,7 @@ class RefusalBatch:
 
 
 class RefusalBatches:
-    """All queues that this client found full of late."""
+    """All queues that this client found full recently."""
 
     def __init__(self) -> None:
         self.known: OrderedDict[Alike, RefusalBatch] = OrderedDict()  # the one that was full last comes last

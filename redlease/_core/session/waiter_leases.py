@@ -23,7 +23,7 @@ from .leases import LeaseManager
 logger = logging.getLogger("redlease")
 
 HEARTBEATS_PER_LEASE = 3
-# When a lease may have lapsed, every client with waiters calls the server; each delays its call by its queue position.
+# When a lease may have expired, every client with waiters calls the server; each delays its call by its queue position.
 STAGGER_MS, STAGGER_PLACES = 1.0, 200
 ROUNDING_MS = 2.0  # the server rounds to whole ms
 
@@ -34,7 +34,7 @@ class Waiting(Protocol):
     request: AcquireRequest
     sequence: int | None
     due_ms: float | None
-    on_lapsed: Callable[[], None] | None
+    on_expired: Callable[[], None] | None
 
     def on_due(self, now_ms: float) -> bool: ...
 
@@ -58,7 +58,7 @@ class Clients(Protocol):
 class WaiterLease:
     """This client's place in the queue of one resource, from the first request that it queued there.
 
-    Places on several resources may share a name; a name whose place may have lapsed is never used again.
+    Places on several resources may share a name; a name whose place may have expired is never used again.
     """
 
     deadline_ms: float | None = None  # None: the server has not confirmed it
@@ -122,13 +122,13 @@ class WaiterLease:
         return self._wakes[key]
 
     def on_due(self, now_ms: float) -> bool:
-        """Sends a heartbeat, or finds that the place has lapsed."""
+        """Sends a heartbeat, or finds that the place has expired."""
         if self.deadline_ms is None:
             return False
         if now_ms >= self.deadline_ms:
-            self.lapsed(self.name)
+            self.expired(self.name)
             return False
-        # A place without waiters is kept until it lapses, so that a request made meanwhile can use it.
+        # A place without waiters is kept until it expires, so that a request made meanwhile can use it.
         first = self._first(now_ms)
         if first is None:
             self.session.manager.schedule.at(self.deadline_ms, self)
@@ -154,7 +154,7 @@ class WaiterLease:
             self._wakes[first.request.key] = clock.now_ms() + (reply.retry_ms if reply else 0)
             schedule.at(self._wakes[first.request.key], self)
         elif reply[1] == Status.LAPSED:
-            self.lapsed(name)
+            self.expired(name)
         elif reply[1] == Status.GRANTED:
             self._doubtful.discard(first.request.key)
             self._on_missed_grant(first)
@@ -187,7 +187,7 @@ class WaiterLease:
         if key in self._keys():
             self._wakes.setdefault(key, now_ms)
 
-    def lapsed(self, name: str) -> None:
+    def expired(self, name: str) -> None:
         """Handles the loss of the place of that name: its waiters queue again, in their former order."""
         if name != self.name:
             return
@@ -198,11 +198,11 @@ class WaiterLease:
             self.session.forget(self)
             return
         name = self.resource.name
-        logger.warning("resource %r: the place in the queue lapsed; queueing anew", name, extra=about(name))
+        logger.warning("resource %r: the queue entry expired; requeueing", name, extra=about(name))
         now_ms = clock.now_ms()
         for waiting in sorted(self.waiters.values(), key=lambda waiting: waiting.order()):
             waiting.sequence = None
-            if waiting.on_lapsed is None:
+            if waiting.on_expired is None:
                 self.session.manager.schedule.at(now_ms, waiting)
             else:
-                waiting.on_lapsed()
+                waiting.on_expired()

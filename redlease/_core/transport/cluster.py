@@ -331,7 +331,7 @@ class Cluster(Transport):
                     found = await query_node(self._servers, address)
                 if any(found.owners):
                     return found
-                troubles.append(exceptions.ConnectionError(f"{address} is a node that knows of no master"))
+                troubles.append(exceptions.ConnectionError(f"{address} knows no master"))
             except Exception as error:  # noqa: BLE001  another node may answer
                 if self.ready and is_mistake(error):
                     report(error)

@@ -387,7 +387,7 @@ class Connection(Windowed, Transport):
         if not self._lost.is_set():  # else it was lost with the last reply, and `_abort` has run
             if self._lost_at is not None:
                 lost_s, self._lost_at = monotonic() - self._lost_at, None
-                logger.warning("connected to Redis again, %.1f s after that", lost_s, extra=about())
+                logger.warning("reconnected to Redis after %.1f s", lost_s, extra=about())
                 if self.emit is not None:
                     self.emit(Reconnected(lost_s))
             self._become_ready()

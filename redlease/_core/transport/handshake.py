@@ -41,7 +41,7 @@ def explain(error: Exception, pool: ConnectionPool | None = None) -> str:
     kind, caused_by = pool.connection_class, error.__cause__ or error.__context__ or error
     broken_off = isinstance(caused_by, ssl.SSLError | TimeoutError | ConnectionResetError | asyncio.IncompleteReadError)
     if isinstance(kind, type) and issubclass(kind, SSLConnection):
-        hint = "; should the server have no TLS on this port, the URL begins with `redis://`" if broken_off else ""
+        hint = "; if the server does not use TLS on this port, begin the URL with `redis://`" if broken_off else ""
     else:
         closed = isinstance(caused_by, ConnectionResetError) or _CLOSED.match(text)
         hint = "; should the server have TLS on this port, the URL begins with `rediss://`" if closed else ""

@@ -150,7 +150,12 @@ class Node(Connection):
         """Warns once that no messages arrive; heartbeats still find the grants."""
         if not self._warned:
             self._warned = True
-            logger.warning("%s: grants are noticed late: %s", self.address, fault.error(), extra=about())
+            logger.warning(
+                "%s: no grant notifications, so heartbeats find grants later: %s",
+                self.address,
+                fault.error(),
+                extra=about(),
+            )
 
     def _leave_channels(self, subscribed_keys: set[bytes]) -> None:
         verb = "SUNSUBSCRIBE" if self.server.has_sharded_channels else "UNSUBSCRIBE"

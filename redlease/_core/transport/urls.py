@@ -33,7 +33,7 @@ def read_url(url: str, options: dict[str, Any]) -> ConnectionPool | NamedServers
         servers = NamedServers(url, CLUSTER[scheme], REDIS_PORT, options)
         by_option = _checked_options(servers.pool(servers.seeds[0])).connection_kwargs.get("db", 0)
         if servers.path not in ([], ["0"]) or by_option != 0:
-            raise ValueError(f"a cluster has the database 0 alone, not {'/'.join(servers.path) or by_option!r}")
+            raise ValueError(f"a cluster supports only database 0, not {'/'.join(servers.path) or by_option!r}")
         return servers
     database = urlsplit(url).path.strip("/")
     if scheme != "unix" and database and not database.isdecimal():  # redis-py would silently use 0

@@ -45,7 +45,7 @@ class Window:
         self._round_trip_ms, self._seen_ms = 0.0, math.inf  # the shorter of the last two; the last one
         self._until_look = 1  # measurements; 0: the window was made small; -1: no more than that is unanswered
         self._every = LOOKS_EVERY[0]
-        self._usual = UNITS_FIRST  # the size before the look
+        self._usual_units = UNITS_FIRST  # the size before the look
 
     def begin(self, unanswered: int) -> None:
         """Begins a measurement, which ends when all of that is answered."""
@@ -65,14 +65,14 @@ class Window:
         """Returns the size after a measurement."""
         self._until_look -= 1
         if self._until_look == 0:
-            self._usual = self.size
+            self._usual_units = self.size
             return UNITS_OF_LOOK
         if self._until_look == -1:
             return UNITS_OF_LOOK
         if self._until_look < 0:
             self._round_trip_ms, self._seen_ms = min(took_ms, self._seen_ms), took_ms
             self._until_look, self._every = self._every, min(2 * self._every, LOOKS_EVERY[1])
-            return self._usual
+            return self._usual_units
         fair_ms = self._round_trip_ms + max(WORK_MS, self.size * UNIT_MS)
         if took_ms > fair_ms:
             return max(UNITS_LEAST, int(self.size * max(SHRINKS_TO, fair_ms / took_ms)))

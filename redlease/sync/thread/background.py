@@ -63,7 +63,7 @@ class Call(Generic[T]):
         work: Makes the coroutine.
         undo: Gives the result back if the thread was interrupted and did not get it.
         must_finish: An interruption does not cancel it, as it releases something.
-        context: Of the thread, for a call whose events are to be told in it.
+        context: Of the thread, for a call whose events are to be emitted in it.
     """
 
     value: T
@@ -155,7 +155,7 @@ class Background:
         posted: What is to be done on the loop.
         gone: Blocks that are not left yet: what releases their permits when nobody can leave them any more.
         ended: Whether it takes no more calls.
-        why: What a call is told that was under way at its end.
+        why: The error of a call that was under way at its end.
         exits: Whether the interpreter ends: daemon threads that wait then wait on, and print no error.
         orphaned: Whether this process was forked from the one whose thread it was.
     """
@@ -275,7 +275,7 @@ class Background:
             raise RedleaseError(self.why)
         if not self._is_launched:
             # Not `Thread.start`, which waits for the thread under a lock that the thread needs: a finalizer that
-            # interrupts it there, and waits for this loop, would wait for ever. Who is interrupted here starts it too.
+            # interrupts it there, and waits for this loop, would wait forever. Who is interrupted here starts it too.
             start_new_thread(self._begin, ())
             self._is_launched = True
         # The wake is noted once it is sent: who interrupts this before that sends one too, and it is in vain at most.
@@ -332,7 +332,7 @@ class Background:
         )
 
     def _end(self) -> None:
-        """Ends what threads wait for, in whatever way the loop has ended, so that none waits for ever."""
+        """Ends what threads wait for, in whatever way the loop has ended, so that none waits forever."""
         process().forget(self)
         self.ended = True
         self._do_posted()
@@ -434,7 +434,7 @@ def _end_with_process() -> None:
     if background is not None:
         background.exits = True
         background.stop(1.0)
-        background.ended = True  # if it is stuck, too: what finalizers call from here on would wait for ever
+        background.ended = True  # if it is stuck, too: what finalizers call from here on would wait forever
 
 
 atexit.register(_end_with_process)

@@ -1,4 +1,4 @@
-"""The asyncio client behind a blocking one, and the losses of which a thread is still to be told."""
+"""The asyncio client behind a blocking one, and the losses of which a thread is still to be notified."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LossSource(Protocol):
     """What a thread has entered with `on_lost="raise"`."""
 
     def _take_loss(self) -> LeaseLost | None:
-        """Returns the error if it is lost and its thread has not been told yet."""
+        """Returns the error if it is lost and its thread has not been notified yet."""
 
 
 class ThreadBlocks(threading.local):
@@ -37,11 +37,11 @@ class ThreadBlocks(threading.local):
         self.blocks: dict[int, weakref.ref[LossSource]] = {}
 
     def add(self, block: LossSource) -> None:
-        """Has the thread told when it is lost."""
+        """Has the thread notified when it is lost."""
         self.blocks[id(block)] = weakref.ref(block)
 
     def discard(self, block: LossSource) -> None:
-        """Has the thread told no more."""
+        """Has the thread notified no more."""
         self.blocks.pop(id(block), None)
 
     def raise_loss(self) -> None:
@@ -128,7 +128,7 @@ class ProcessClient:
             raise RedleaseError(CLOSED)
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]], *, undo: Undo[T] | None = None) -> T:
-        """Runs what begins something new; first raises the loss of a permit that the thread is to be told of."""
+        """Runs what begins something new; first raises the loss of a permit that the thread is to be notified of."""
         if thread_blocks.blocks:
             thread_blocks.raise_loss()
         context = copy_context() if self._is_observed else None  # spans are children of the caller's own
@@ -193,7 +193,7 @@ class ProcessClient:
 
 
 class Bound(Generic[T]):
-    """A blocking object whose asyncio twin is made anew in each process.
+    """A blocking object whose asyncio twin is made again in each process.
 
     Args:
         client: The client that it belongs to.

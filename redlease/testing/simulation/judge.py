@@ -83,7 +83,9 @@ class Judge:
     def _look_at_notice(self, lease: Lease, process: Process, now_ms: float) -> None:
         due_ms = max(lease.deadline_ms, process.woke_at * 1000)
         if now_ms > due_ms + LATE_MS:
-            self._add([f"notice (P7): {lease.request.ticket} was lost {now_ms - due_ms:.0f} ms ago, and is not told"])
+            self._add(
+                [f"notice (P7): {lease.request.ticket} was lost {now_ms - due_ms:.0f} ms ago, and is not reported"]
+            )
 
     def _look_at_belief(self, ledger: Ledger, lease: Lease, now_ms: float) -> None:
         ticket, server_ms = lease.request.ticket, self._server_us() / 1000

@@ -24,18 +24,18 @@ class Held:
     """A permit; `until_ms` by the server's clock.
 
     Attributes:
-        has_lapsed: Whether it had expired at some call, which may have removed it: a clock that is set back then does
+        has_expired: Whether it had expired at some call, which may have removed it: a clock that is set back then does
             not bring it back.
     """
 
     fence: int
     weight: int
     until_ms: int
-    has_lapsed: bool = False
+    has_expired: bool = False
 
     def prolong(self, until_ms: int) -> None:
         """It is held until then, so it was not removed."""
-        self.until_ms, self.has_lapsed = until_ms, False
+        self.until_ms, self.has_expired = until_ms, False
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Ledger:
     Attributes:
         held: The permits that were granted and not released; some of them may have expired.
         waiting: The tickets that were queued and not granted.
-        places: When the place of each client lapses.
+        places: When the place of each client expires.
         keys: The key of each ticket that was asked for with one: the order is that of the tickets of one key.
         fence: The last one granted.
         has_lost: Whether the server has lost data since then.
@@ -90,12 +90,12 @@ class Ledger:
         return held if held and held.fence == fence and held.until_ms > self.now else None
 
     def live(self) -> list[str]:
-        """Return the tickets that hold an unexpired permit, or wait with a place that has not lapsed."""
+        """Return the tickets that hold an unexpired permit, or wait with a place that has not expired."""
         held = [ticket for ticket, held in self.held.items() if held.until_ms > self.now]
         return held + [ticket for ticket, waits in self.waiting.items() if self._lasts(waits) > self.now]
 
     def _lasts(self, waits: Waiting) -> int:
-        """Return when the last place of a waiter lapses."""
+        """Return when the last place of a waiter expires."""
         return max((self.places.get(place, 0) for place in waits.places), default=0)
 
     def read(
@@ -104,18 +104,18 @@ class Ledger:
         """Read a call, and yield what it breaks."""
         self.now_us = now_us
         for held in self.held.values():
-            held.has_lapsed = held.has_lapsed or held.until_ms <= self.now
+            held.has_expired = held.has_expired or held.until_ms <= self.now
         reader = getattr(self, f"_{name}", None)
         own = reader(args, reply) if reader is not None else ()
         before = 0  # the fence below which it granted to others before it did what it was asked to
         if name == "acquire" and reply[0] in {Status.QUEUED, Status.GRANTED}:
             before = reply[1] if reply[0] == Status.GRANTED else FENCE_MAX
         earlier = [payload for _, payload in messages if _fence_in(payload) < before]
-        yield from self._told(earlier)
+        yield from self._judge_messages(earlier)
         yield from own
-        yield from self._told(payload for _, payload in messages if payload not in earlier)
+        yield from self._judge_messages(payload for _, payload in messages if payload not in earlier)
 
-    def _told(self, payloads: Iterable[str]) -> Iterator[str]:
+    def _judge_messages(self, payloads: Iterable[str]) -> Iterator[str]:
         for payload in payloads:
             message = read_message(payload.encode()) if payload else None
             if message and message.kind == "g":
@@ -138,7 +138,7 @@ class Ledger:
         # The server forgets what has expired before it grants: a step of its clock does not bring that back.
         self.held = {other: held for other, held in self.held.items() if held.until_ms > self.now}
         self.waiting = {other: waits for other, waits in self.waiting.items() if self._lasts(waits) > self.now}
-        others = [held for other, held in self.held.items() if other != ticket and not held.has_lapsed]
+        others = [held for other, held in self.held.items() if other != ticket and not held.has_expired]
         if sum(held.weight for held in others) + weight > self.capacity:
             yield f"exclusion (P1): {ticket} is granted beside {others}, capacity {self.capacity}"
         own = self.waiting.pop(ticket, None)
@@ -181,7 +181,7 @@ class Ledger:
     def _beat(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:
         if reply[0] != Status.LAPSED:
             if self.places.get(args[0], 0) <= self.now:
-                yield f"strict expiry (P8): the place {args[0]} had lapsed and is alive again"
+                yield f"strict expiry (P8): the place {args[0]} had expired and is alive again"
             self.places[args[0]] = max(self.places.get(args[0], 0), self.now + int(args[1]))
 
     def _renew(self, args: list[str], reply: Sequence[Any]) -> Iterator[str]:

@@ -18,7 +18,7 @@ class PublishingModel(Model):
         state_key: The name of the resource's first key.
         messages: What the calls since the last `published` have published: channel and payload of each.
         is_advancing: Whether the queue is being granted.
-        told_ticket: Who was told last when to call, being granted next.
+        notified_ticket: The ticket that was notified last when to call, being granted next.
         asking: The ticket of the last acquire.
         replied_to: The waiter to whom the reply of this call tells that.
         is_new_wait: Whether a wait for a token has begun in this call.
@@ -29,7 +29,7 @@ class PublishingModel(Model):
 
     state_key: str = ""
     is_advancing: bool = False
-    told_ticket: str = ""
+    notified_ticket: str = ""
     asking: str = ""
     replied_to: str = ""
     is_new_wait: bool = False
@@ -72,17 +72,17 @@ class PublishingModel(Model):
         is_new, self.is_new_wait = self.is_new_wait, False
         if not self.rate and not (self.turns.rate and self.has_keys):
             return
-        first, was_first = self.first(), self.told_ticket
-        self.told_ticket = first.ticket if first else ""
+        first, was_first = self.first(), self.notified_ticket
+        self.notified_ticket = first.ticket if first else ""
         if first and first.ticket != self.replied_to and (is_new or first.ticket != was_first):
-            self.publish_expiry(first, self.told(first, self.soonest()))
+            self.publish_expiry(first, self.published_expiry(first, self.soonest()))
 
     def tell_next(self, key: str, wait: int | None = None) -> None:
         """Tell the next waiter of a key when to call, if the key has no turn; with `wait`, after that time anyway."""
         waiting = self.turns.waiting(self.queue.values(), key)
         heads = [queued for queued in waiting if queued.tag is not None]
         if wait is None and waiting:
-            wait = -1 if heads else self.told_by_key(waiting[0], waiting)
+            wait = -1 if heads else self.notified_by_key(waiting[0], waiting)
         self.publish_expiry(next(iter(heads or waiting), None), wait or 0)
 
     def publish_capacity(self) -> None:
@@ -171,10 +171,10 @@ class PublishingModel(Model):
         super().proceed(key, idle)
 
     def limit_grants(self, rate: tuple[int, ...] | None) -> bool:
-        """Set the rate of grants; who is told first is told anew."""
+        """Set the rate of grants; who is told first is notified again."""
         is_another = super().limit_grants(rate)
         if is_another:
-            self.told_ticket = ""
+            self.notified_ticket = ""
             if not self.rate:
                 self.publish_to_head()
         return is_another

@@ -86,7 +86,7 @@ class Simulation:
     Their code runs as it is. Only time, the network, what is random and the server's memory are simulated: a fault
     stops a process in the midst of it, loses a reply, or takes the server's data. Meanwhile the simulation checks the
     promises of `docs/guarantees.md`; whether anything is left at the end (P6) is for the caller to judge by the report,
-    as a process that was killed leaves what it had until that lapses.
+    as a process that was killed leaves what it had until that expires.
 
     Args:
         seed: Of everything that is random.
@@ -190,13 +190,13 @@ class Simulation:
 
     def report(self) -> Report:
         """Return what has happened until now."""
-        lines = list(self.told())
+        lines = list(self.lines())
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         calls = sum(what not in {"event", "fault"} for _, what, _ in self._trace)
         left = self._judge.left_behind()
         return Report(self.now, calls, len(self._grants), self._losses, left, digest, lines)
 
-    def told(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         """Yield what has happened, a line each."""
         for at, what, values in self._trace:
             yield f"{at:.6f} {what} {' '.join(map(str, values))}"
@@ -211,8 +211,8 @@ class Simulation:
 
     def _on_call(self, sha: str, words: list[bytes], executed: Executed) -> None:
         name = NAMES.get(sha, "script")
-        told = b" ".join(words[5:]).decode("latin-1")
-        self._trace.append((self.loop.now, name, (told, "->", executed.reply[1:], *executed.messages)))
+        arguments = b" ".join(words[5:]).decode("latin-1")
+        self._trace.append((self.loop.now, name, (arguments, "->", executed.reply[1:], *executed.messages)))
         self._judge.on_call(sha, words, executed)
 
     def _schedule(self) -> None:

@@ -227,7 +227,7 @@ async def test_a_lost_connection_comes_back_in_the_log(
     await eventually(lambda: len(caplog.records) == 2)
     lost, found = caplog.records
     assert "was lost" in lost.getMessage()
-    assert "connected to Redis again" in found.getMessage()
+    assert "reconnected to Redis" in found.getMessage()
     assert lost.levelno == found.levelno == logging.WARNING
     assert not await client.lock("r").locked()
 

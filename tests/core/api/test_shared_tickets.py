@@ -342,10 +342,10 @@ async def test_who_left_a_waiting_ticket_may_leave_a_dead_one(others: list[Redle
         terms = ("0", 1, 60_000, 1, waiter_lease_ms, -1, 86_400_000, arguments.label("o", {}))
         await call(scripts.ACQUIRE, "T", request, place, *terms)
 
-    async def has_lapsed() -> bool:
+    async def has_expired() -> bool:
         return (await call(scripts.BEAT, places[0], 1, "T", 86_400_000)) == [Status.LAPSED]
 
-    await eventually(has_lapsed)
+    await eventually(has_expired)
     with pytest.raises(QueueFull):
         await lock.acquire()
     assert await call(scripts.RELEASE, "T", "pb", "", 0, 0, 86_400_000) == [0, 0]

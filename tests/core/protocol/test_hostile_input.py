@@ -48,7 +48,7 @@ def test_no_message_is_longer_than_the_longest() -> None:
     longest = b"c %d %b" % (limits.CAPACITY_MAX, key)
     assert replies.read_message(longest).about == key.decode()
     assert len(longest) <= MESSAGE_BYTES_MAX
-    with pytest.raises(ValueError, match="is none of redlease"):
+    with pytest.raises(ValueError, match="is not a redlease message"):
         replies.read_message(b"c 1 " + b"k" * MESSAGE_BYTES_MAX)
 
 

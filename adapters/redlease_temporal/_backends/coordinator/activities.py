@@ -109,7 +109,7 @@ class CoordinatorActivities:
 
     @activity.defn(name=coordinator.POSITION)
     async def position(self, call: PositionCall) -> Position | None:
-        """Where a ticket stands in the queue; nobody waits at a resource without a coordinator."""
+        """The position of a ticket in the queue; nobody waits at a resource without a coordinator."""
         reply: Position | None = await self._query(call.terms.resource, "position", call.ticket)
         return reply
 

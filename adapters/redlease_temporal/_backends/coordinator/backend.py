@@ -196,7 +196,7 @@ class CoordinatorBackend(LocalBackend):
         return await self._call_activity(coordinator.CHECK, call, bool)
 
     async def position(self, call: locks.PositionCall) -> Position | None:
-        """Where a ticket stands in the queue."""
+        """The position of a ticket in the queue."""
         return await self._call_activity(coordinator.POSITION, call, Position)
 
     async def inspect(self, call: locks.InspectCall) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Who holds and who waits for one resource: the state of a coordinator, and its transitions.
+"""The holders and the waiters of one resource: the state of a coordinator, and its transitions.
 
 Pure: no clock, no workflow. Times are milliseconds since the epoch, `now_us` microseconds. Each method completes its
 change of the state first, then returns the notifications that follow from it.
@@ -49,7 +49,7 @@ class QueueState:
         queue: In the order of arrival.
         withdrawn: Requests that must not be granted if a late copy arrives.
         last_used_ms: When the resource was last used.
-        mean_hold_ms: How long holds lasted of late whose release others waited for.
+        mean_hold_ms: How long holds lasted recently, of those whose release others waited for.
         per_key: Units that requests of one key may hold; 0 for any number.
         virtual_time: The tag of the last turn.
     """

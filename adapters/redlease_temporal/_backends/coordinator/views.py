@@ -9,7 +9,7 @@ from .turns import in_turn
 
 
 def position(state: QueueState, ticket: str) -> Position | None:
-    """Where a ticket stands in the queue, and about how long it will wait."""
+    """The position of a ticket in the queue, and about how long it will wait."""
     if state.holder(ticket) is not None:
         return Position(0, 0.0)
     order = [queued.request for queued in in_turn(state.queue, state.virtual_time)]

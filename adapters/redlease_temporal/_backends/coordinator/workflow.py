@@ -144,7 +144,7 @@ class Coordinator:
             )
         except FailureError as error:
             # A failed look must not end the workflow: these runs are looked at again, a limited number of times.
-            workflow.logger.warning("how %d runs stand was not found out: %s", len(due), error.cause or error)
+            workflow.logger.warning("the status of %d runs is unknown: %s", len(due), error.cause or error)
         for requester, answer in zip_longest(due, replies[: len(due)]):
             self._notify(self._state.apply_status(requester, answer.status if answer else "unknown", now_us()))
 
@@ -156,7 +156,7 @@ class Coordinator:
         self._report_holders()
 
     def _report_holders(self, *, repeat: bool = False) -> None:
-        """Reports to this process who holds while others wait: when that has changed or, with `repeat`, again."""
+        """Reports to this process which runs hold while others wait: when that has changed or, with `repeat`, again."""
         now_ms = now_us() // 1000
         holders = self._state.contended(now_ms)
         if holders != self._reported_holders or (repeat and holders):
@@ -177,7 +177,7 @@ class Coordinator:
         try:
             delivered = await signal(effect.to.workflow_id, *_signal_of(workflow.info().workflow_id, effect))
         except Exception:  # noqa: BLE001  logged; the other notifications come next
-            workflow.logger.exception("%r could not be told of %s", effect.to.workflow_id, effect.kind)
+            workflow.logger.exception("%r could not be notified of %s", effect.to.workflow_id, effect.kind)
         if not delivered and effect.kind == "granted":
             self._notify(self._state.take_back(effect, now_us()))
         self._sending -= 1
@@ -235,7 +235,7 @@ class Coordinator:
 
     @workflow.query
     def position(self, ticket: str) -> Position | None:
-        """Where a ticket stands in the queue."""
+        """The position of a ticket in the queue."""
         return views.position(self._state, ticket)
 
     @workflow.query

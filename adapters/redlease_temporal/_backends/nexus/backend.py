@@ -114,7 +114,7 @@ class NexusBackend:
 
     async def position(self, call: locks.PositionCall) -> Position | None:
         """The service does not tell."""
-        message = f"resource {call.terms.resource!r}: a lock service tells no positions: `inspect()` lists who waits"
+        message = f"resource {call.terms.resource!r}: a lock service has no position(): `inspect()` lists the waiters"
         raise usage_error(message)
 
     def resource_workflow(self, permit: Permit) -> None:

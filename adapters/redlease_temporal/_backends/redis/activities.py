@@ -110,7 +110,7 @@ class RedisActivities:
 
     @activity.defn(name=locks.POSITION)
     async def position(self, call: locks.PositionCall) -> Position | None:
-        """Where a ticket stands in the queue."""
+        """The position of a ticket in the queue."""
         return await with_activity_failures(self._requests.position(call))
 
 

@@ -95,7 +95,7 @@ class RedisBackend(LocalBackend):
         except ValueError as error:
             current().releasing(self._terms.resource, self._withdraw(call))
             message = (
-                f"resource {self._terms.resource!r}: somebody else than the library completed the activity "
+                f"resource {self._terms.resource!r}: the library did not complete the activity "
                 f"{call.wait_id!r}: {error}. The request is out of the queue: acquire again"
             )
             raise Withdrawn(message, resource=self._terms.resource, ticket=call.spec.ticket) from error
@@ -206,7 +206,7 @@ class RedisBackend(LocalBackend):
         return await self._call_activity(locks.CHECK, call, bool)
 
     async def position(self, call: locks.PositionCall) -> Position | None:
-        """Where a ticket stands in the queue."""
+        """The position of a ticket in the queue."""
         return await self._call_activity(locks.POSITION, call, Position)
 
     async def inspect(self, call: locks.InspectCall) -> Snapshot:

@@ -64,7 +64,7 @@ class CallerTracker(TicketTracker):
             return None
 
     async def _keep_renewed(self) -> None:
-        """Renews the permit while the caller is open, if it was told of it; nobody waits for it any more."""
+        """Renews the permit while the caller is open, if it was notified of it; nobody waits for it any more."""
         self._relay.monitor.unwatch(self._waiting, self._on_waiting_state)
         if await self._has_arrived():
             await super()._keep_renewed()
@@ -114,7 +114,7 @@ class CallerTracker(TicketTracker):
             if error.status != RPCStatusCode.NOT_FOUND:
                 raise
 
-    async def _signal_loss(self, reason: str = "it lapsed, or was released by its ticket") -> None:
+    async def _signal_loss(self, reason: str = "it expired, or was released by its ticket") -> None:
         """Logs the loss: a caller in any language need not know a signal of this library."""
         logger.warning(
             "%s: the permit (fence %d) of workflow %r in namespace %r is lost: %s",

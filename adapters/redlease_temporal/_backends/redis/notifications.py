@@ -57,10 +57,8 @@ async def notify_of_loss(
         except RPCError as error:
             if error.status == RPCStatusCode.NOT_FOUND:
                 return
-            what = (
-                f"resource {record.terms.resource!r}: workflow {record.workflow_id!r} could not be told of its loss yet"
-            )
-            once.warn(what, error)
+            whose = f"resource {record.terms.resource!r}: workflow {record.workflow_id!r}"
+            once.warn(f"{whose} could not be notified of its loss yet", error)
         else:
             return
         await asyncio.sleep(pause_s)

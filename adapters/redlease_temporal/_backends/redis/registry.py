@@ -185,13 +185,13 @@ class HeartbeatReply(NamedTuple):
         fresh: Whether other relays may have taken over the records of this one.
         generation: Of the registry's data; it changes when Redis loses that data, and with it the records.
         next_expiry_ms: Until the next lease of another relay expires; -1 if there is none.
-        lapsed: Relays whose lease has expired.
+        expired: Relays whose lease has expired.
     """
 
     fresh: bool
     generation: str
     next_expiry_ms: int
-    lapsed: list[str]
+    expired: list[str]
 
 
 class Registry:
@@ -207,9 +207,9 @@ class Registry:
     async def beat(
         self, lease_ms: int, skipped: Iterable[str] = (), *, limit_ms: float | None = None
     ) -> HeartbeatReply:
-        """Renews this relay's lease; 0 ends it. The reply leaves out the lapsed relays in `skipped`."""
+        """Renews this relay's lease; 0 ends it. The reply leaves out the expired relays in `skipped`."""
         candidate = secrets.token_hex(4)
-        generation, fresh, next_expiry, *lapsed = await self._call(
+        generation, fresh, next_expiry, *expired = await self._call(
             HEARTBEAT,
             self.relay,
             lease_ms,
@@ -220,7 +220,7 @@ class Registry:
             limit_ms=limit_ms,
         )
         self.generation = self.generation or generation.decode()
-        return HeartbeatReply(bool(fresh), generation.decode(), next_expiry, [name.decode() for name in lapsed])
+        return HeartbeatReply(bool(fresh), generation.decode(), next_expiry, [name.decode() for name in expired])
 
     async def claim(self, record: TicketRecord, *, limit_ms: float | None = None) -> TicketRecord:
         """Makes this relay the owner of a record; returns the stored record, an earlier one if there was one.
@@ -266,9 +266,11 @@ class Registry:
             owned |= page
         return owned
 
-    async def inherit(self, lapsed: str, record_ids: Iterable[str]) -> list[TicketRecord]:
-        """Takes over those of the records that the lapsed relay still owns; at most a hundred."""
-        return [TicketRecord.read(text) for text in await self._call(INHERIT, self.relay, lapsed, " ".join(record_ids))]
+    async def inherit(self, expired: str, record_ids: Iterable[str]) -> list[TicketRecord]:
+        """Takes over those of the records that the expired relay still owns; at most a hundred."""
+        return [
+            TicketRecord.read(text) for text in await self._call(INHERIT, self.relay, expired, " ".join(record_ids))
+        ]
 
     async def broadcast(self, message: str) -> None:
         """Publishes a message to all relays."""

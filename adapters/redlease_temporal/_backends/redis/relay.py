@@ -33,7 +33,7 @@ RELAY_LEASE_MS = (300, 3000)  # the shortest and the longest lease of a relay: o
 HEARTBEATS_PER_LEASE = 3
 ROUNDING_MS = 2
 RESTART_PAUSES_S = (0.1, 1.0)  # the first and the longest pause before a failed loop of the relay restarts
-FOREIGN_MS = 30_000.0  # how long this relay ignores a lapsed relay whose records it could not read
+FOREIGN_MS = 30_000.0  # how long this relay ignores an expired relay whose records it could not read
 PAGE = 100  # records taken over in one call
 LEAVE_TIMEOUT_MS = 1000.0  # the longest that a closing relay waits for Redis
 NO_LIMIT_MS = 1e12
@@ -114,8 +114,8 @@ class Relay:
         self._monitors = {temporal.namespace: monitor}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._log_once = LogOnce()
-        self._foreign: dict[str, float] = {}  # lapsed relays with unreadable records: until when to ignore each
-        self._may_have_lapsed = False  # whether other relays may have taken over records of this one
+        self._foreign: dict[str, float] = {}  # expired relays with unreadable records: until when to ignore each
+        self._may_have_expired = False  # whether other relays may have taken over records of this one
         self._changed, self._claim_reply_lost = asyncio.Event(), asyncio.Event()
 
     @classmethod
@@ -148,8 +148,8 @@ class Relay:
         self.operations.connect(*SCRIPTS)
         self.operations.on_reconnect(self._changed)
         await self.operations.subscribe(self.registry.channel, self._on_message)
-        self.spawn(retry_until_done("saying that the relay lives", self._beat, RESTART_PAUSES_S))
-        self.spawn(retry_until_done("looking for what is the relay's own", self._find_untracked, RESTART_PAUSES_S))
+        self.spawn(retry_until_done("sending the relay's heartbeat", self._beat, RESTART_PAUSES_S))
+        self.spawn(retry_until_done("looking for this relay's records", self._find_untracked, RESTART_PAUSES_S))
         try:
             yield
         finally:
@@ -205,25 +205,25 @@ class Relay:
             await clock.pause(self._changed, wait_ms / 1000)
 
     async def _renew_relay_lease(self) -> float:
-        """Renews this relay's lease and takes over records of lapsed relays; returns the ms until the next beat."""
+        """Renews this relay's lease and takes over records of expired relays; returns the ms until the next beat."""
         lease_ms = self._lease_ms()
         # If this beat's reply is lost, the next reply does not show whether others took the records over before this
         # beat.
-        may_have_lapsed, self._may_have_lapsed = self._may_have_lapsed, True
+        may_have_expired, self._may_have_expired = self._may_have_expired, True
         now_ms = clock.now_ms()
         self._foreign = {relay: until_ms for relay, until_ms in self._foreign.items() if until_ms > now_ms}
         beat = await self.registry.beat(lease_ms, self._foreign)
-        self._may_have_lapsed = may_have_lapsed or beat.fresh
+        self._may_have_expired = may_have_expired or beat.fresh
         try:
             await self._reclaim_or_forget(beat.generation)
         except Exception as error:  # noqa: BLE001  logged; the next beat retries
             self._log_once.warn("the relay could not make sure of what is its own, and tries again", error)
-        for lapsed in beat.lapsed:
+        for expired in beat.expired:
             try:
                 async with self.recover_on_error():
-                    await self._inherit(lapsed)
-            except Exception as error:  # noqa: BLE001  logged; the other lapsed relays come next
-                self._log_once.warn(f"taking over what relay {lapsed} had failed, and is tried again", error)
+                    await self._inherit(expired)
+            except Exception as error:  # noqa: BLE001  logged; the other expired relays come next
+                self._log_once.warn(f"taking over what relay {expired} had failed, and is tried again", error)
         wait_ms = lease_ms / HEARTBEATS_PER_LEASE
         return min(wait_ms, beat.next_expiry_ms + ROUNDING_MS) if beat.next_expiry_ms >= 0 else wait_ms
 
@@ -231,9 +231,9 @@ class Relay:
         """Claims all records again if Redis lost its data; else drops those that other relays may have taken over."""
         if self.registry.generation not in {"", generation}:
             await asyncio.gather(*(self.registry.claim(each.record) for each in list(self.trackers.values())))
-        elif self._may_have_lapsed:
+        elif self._may_have_expired:
             await self._forget_lost()
-        self.registry.generation, self._may_have_lapsed = generation, False
+        self.registry.generation, self._may_have_expired = generation, False
 
     def _lease_ms(self) -> int:
         """The relay's lease: shorter than those of its permits, so that other relays can take them over in time."""
@@ -249,15 +249,15 @@ class Relay:
             if record_id not in owned and self.trackers.get(record_id) is tracker:
                 self.forget(tracker)
 
-    async def _inherit(self, lapsed: str) -> None:
-        """Takes over those records of a lapsed relay that this one can decode; leaves the others to relays that can."""
-        left = await self.registry.list_owned(lapsed)
+    async def _inherit(self, expired: str) -> None:
+        """Takes over those records of an expired relay that this one can decode; relays that can take the others."""
+        left = await self.registry.list_owned(expired)
         canaries: dict[str, bool] = {}
         readable = [record_id for record_id, text in left.items() if await self._can_read(text, canaries)]
         if len(readable) < len(left):
-            self._foreign[lapsed] = clock.now_ms() + FOREIGN_MS
+            self._foreign[expired] = clock.now_ms() + FOREIGN_MS
         for start in range(0, len(readable) or 1, PAGE):
-            for record in await self.registry.inherit(lapsed, readable[start : start + PAGE]):
+            for record in await self.registry.inherit(expired, readable[start : start + PAGE]):
                 self.track_record(record).poll_soon()
 
     async def _can_read(self, text: bytes, readable: dict[str, bool]) -> bool:
@@ -328,7 +328,7 @@ class Relay:
             owner, record_id = rest[0].split(" ")
             if owner == self.name and record_id in self.trackers:
                 tracker = self.trackers[record_id]
-                self.spawn(retry_until_done(f"{tracker}: asking whose its ticket is", lambda: self._verify(tracker)))
+                self.spawn(retry_until_done(f"{tracker}: checking who owns its record", lambda: self._verify(tracker)))
         elif kind == "contended":
             for tracker in self.trackers.values():
                 if tracker.record.terms.resource == rest[0] and tracker.record.fence:

@@ -214,7 +214,7 @@ class Requests:
         return await self._relay.operations.check(self._relay.operations.resource(resource), ticket, fence)
 
     async def position(self, call: locks.PositionCall) -> Position | None:
-        """Where a ticket stands in the queue."""
+        """The position of a ticket in the queue."""
         return await self._relay.semaphore(call.terms).position(call.ticket)
 
     async def inspect(self, call: locks.InspectCall) -> Snapshot:

@@ -31,7 +31,7 @@ from .notifications import BY_SIGNAL_TOKEN, notify_of_grant, notify_of_loss
 from .recorded_release import RecordedRelease
 from .registry import TicketRecord
 from .relay import Relay
-from .tracker_errors import GoneError, LapsedError, LostError, RefusedError
+from .tracker_errors import ExpiredError, GoneError, LostError, RefusedError
 
 logger = logging.getLogger("redlease.temporal")
 
@@ -196,9 +196,9 @@ class TicketTracker:
                 if await (self._check() if restarted else self._renew()):
                     self._set_status(AcquireStatus(self.permit))
                 else:
-                    await self._requeue_after_lapse()
+                    await self._requeue_after_expiry()
             while not await self._granted_and_recorded():
-                await self._requeue_after_lapse()
+                await self._requeue_after_expiry()
                 await self._save()
                 if self.at_once:
                     await self.finish()
@@ -214,7 +214,7 @@ class TicketTracker:
         except RefusedError as refused:
             await self._refuse(refused.reason)
 
-    async def _requeue_after_lapse(self) -> None:
+    async def _requeue_after_expiry(self) -> None:
         """Forgets a grant that expired before the history recorded it, so that the request is queued again.
 
         Raises:
@@ -243,7 +243,7 @@ class TicketTracker:
         while granted is None:
             try:
                 granted = await self._wait_in_queue()
-            except LapsedError:
+            except ExpiredError:
                 await self._save()
             except (RedleaseError, ValueError) as error:
                 raise RefusedError(error) from error
@@ -264,7 +264,7 @@ class TicketTracker:
         )
         # After a suspension this process must not queue again before _save() has shown that it still owns the record.
         granted = await self._operations.queue(
-            ask, on_queued=self._queued, on_lapsed=LapsedError, full=record.when_full
+            ask, on_queued=self._queued, on_expired=ExpiredError, full=record.when_full
         )
         if granted is None:
             raise GoneError
@@ -332,7 +332,7 @@ class TicketTracker:
             return False
         except RPCError as error:
             if error.status != RPCStatusCode.NOT_FOUND:
-                self._log_once.warn(f"{self}: the grant could not be told to the Temporal server yet", error)
+                self._log_once.warn(f"{self}: the grant could not be reported to the Temporal server yet", error)
                 return None
             # Either an earlier completion succeeded and its reply was lost, or this attempt has ended. If the run is
             # open, its history shows which.
@@ -374,7 +374,7 @@ class TicketTracker:
             return False
         return self._monitor.unknown_ms(self._run) < self._relay.settings.unknown_grace_ms
 
-    async def _signal_loss(self, reason: str = "it lapsed, or was released by its ticket") -> None:
+    async def _signal_loss(self, reason: str = "it expired, or was released by its ticket") -> None:
         """Signals the loss of the permit to the run, or to the run that continued it."""
         if not self._is_loss_logged:
             logger.warning("%s: the permit (fence %d) is lost; telling the workflow", self, self.record.fence)

@@ -9,7 +9,7 @@ class GoneError(Exception):
     """Another relay owns the record, or the record was dropped."""
 
 
-class LapsedError(Exception):
+class ExpiredError(Exception):
     """The queue entry expired or was removed."""
 
 

@@ -59,7 +59,7 @@ class SlotNotifier:
         if self._tasks.get(run_id) is task:
             del self._tasks[run_id]
         if not task.cancelled() and task.exception() is not None:
-            logger.warning("the next in a slot's line was not told; it finds out by itself: %s", task.exception())
+            logger.warning("the next in a slot's line was not notified; it finds out by itself: %s", task.exception())
 
     async def _notify(self, handover: SlotHandover) -> None:
         slot = f"resource {handover.resource!r}: telling the line that slot {handover.slot} is free"
@@ -89,6 +89,6 @@ class SlotNotifier:
             if error.status in UNSURE or error.status == RPCStatusCode.RESOURCE_EXHAUSTED:
                 raise  # the caller retries
             if error.status != RPCStatusCode.NOT_FOUND:
-                logger.warning("workflow %r cannot be told of a free slot, the next one is: %s", workflow_id, error)
+                logger.warning("workflow %r cannot be notified of a free slot, the next one is: %s", workflow_id, error)
             return False
         return True

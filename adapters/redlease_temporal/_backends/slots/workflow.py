@@ -163,7 +163,7 @@ class Slot:
         try:
             replies = await self._activity(POLL, [run], list[RunStatusReply], POLL_SCHEDULE_TIMEOUT)
         except FailureError as error:  # failing the slot would free it
-            workflow.logger.warning("how %r stands was not found out: %s", run.workflow_id, error.cause or error)
+            workflow.logger.warning("the status of %r is unknown: %s", run.workflow_id, error.cause or error)
             return "unknown"
         return replies[0].status if replies else "unknown"
 
@@ -193,7 +193,7 @@ class Slot:
             try:
                 await self._activity(NOTIFY, handover, type(None))
             except FailureError as error:  # the release succeeded; waiters find the slot on their next retry
-                workflow.logger.warning("the line is not told that the slot is free: %s", error.cause or error)
+                workflow.logger.warning("the line is not notified that the slot is free: %s", error.cause or error)
 
     async def _send_offer(self, head: SlotWaiter, slot: int, rest: list[SlotWaiter]) -> bool:
         free = SlotOffer(self._resource, slot, head.requester.request, rest, self._permit.fence)
