@@ -85,10 +85,11 @@ def test_what_a_stopped_script_writes_expires(server: Server, prefix: str, name:
 @pytest.mark.parametrize("real_engine", OLDER)
 def test_a_grant_that_ended_while_the_script_stopped_is_asked_for_anew(server: Server, prefix: str) -> None:
     """A repeated request that is granted and deleted in one script is told that its place is gone, without an error."""
-    for number in itertools.count():  # on a busy machine the leases of the others may have ended before it asks
-        calls = Calls(server, f"{prefix}{number}")
-        if calls.acquire("longer", "h6", "c6|0", 2, waits_ms=200)[1] == Status.QUEUED:
-            break
+    numbers = itertools.count()
+    calls = Calls(server, f"{prefix}{next(numbers)}")
+    # On a busy machine the leases of the others may have ended before it asks.
+    while calls.acquire("longer", "h6", "c6|0", 2, waits_ms=200)[1] != Status.QUEUED:
+        calls = Calls(server, f"{prefix}{next(numbers)}")
     while calls(scripts.INSPECT, 9, 9, 9999, "", "", "", 9, stops=False)[4]:  # until the others' leases have ended
         pass
     text = scripts.ACQUIRE.text.replace(READS_TIME, READS_TIME + STOP % 400)
