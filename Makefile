@@ -95,6 +95,14 @@ ON_NEWEST = REDLEASE_TEMPORAL=$(NEWEST_TEMPORAL) $(PYTEST) --numprocesses $(TEMP
 ON_LOWEST = PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesses $(JOBS) --tier quick $(LOWEST_TESTS)
 ON_LOWEST_TEMPORAL = PYTHONPATH=$(CURDIR)/$(VENV)/lowest $(PYTEST) --numprocesses $(TEMPORAL_JOBS) $(LOWEST_TEMPORAL_TESTS)
 
+# fakeredis runs scripts in Lua 5.1, as Redis does. Other servers have later versions, of which the last differs most.
+LUA_CORE_TESTS := $(patsubst %,tests/conformance/test_%.py,acquire keys limiting rate when_full position history)
+LUA_TESTS_5.2 := $(LUA_CORE_TESTS)
+LUA_TESTS_5.3 := $(LUA_CORE_TESTS)
+LUA_TESTS_5.4 := tests/conformance
+ON_LUA = FAKEREDIS_LUA_VERSION=$(1) $(PYTEST) --numprocesses $(JOBS) -k "fakeredis and not blocking" \
+    $(LUA_TESTS_$(1)) tests/core/protocol/test_lost_data.py
+
 test: $(VENV)/.test  ## Test the wheel on what pip brings, in minutes; ARGS="tests/core/protocol/test_wire.py -k grant" chooses.
 	@$(PYTEST) --numprocesses $(JOBS) --tier quick $(ARGS)
 
@@ -109,6 +117,9 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make te
 	@status=0; \
 	$(PYTEST) --numprocesses $(JOBS) --tier rest --ignore=tests/temporal || status=$$?; \
 	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) --tier rest tests/temporal || status=$$?; \
+	$(call ON_LUA,5.2) || status=$$?; \
+	$(call ON_LUA,5.3) || status=$$?; \
+	$(call ON_LUA,5.4) || status=$$?; \
 	$(ON_NEWEST) || status=$$?; \
 	$(ON_LOWEST) || status=$$?; \
 	$(ON_LOWEST_TEMPORAL) || status=$$?; \

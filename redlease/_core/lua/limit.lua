@@ -23,7 +23,7 @@ turns.key = is_of_keys and key
 for i = 2, 4 do call('ZCARD', KEYS[i]) end -- a key of a wrong type fails here, before the first write
 local its_weight = record and parse(record) or 0
 local from = is_of_keys and OF_KEYS or 0
-local its_end = (call('ZSCORE', holders, name) or from) - from
+local its_end = tonumber(call('ZSCORE', holders, name) or from) - from
 local deadline = its_end
 if units then
   deadline = string.byte(until_ms) == 64 and tonumber(string.sub(until_ms, 2)) or now + (tonumber(until_ms) or FOR_GOOD_MS)
@@ -55,8 +55,9 @@ if key == '' then publish_to_head() else turns.tell_next(key, 0) end -- it may e
 local more = grant_waiting()
 -- The keys need not outlive a limit any more that has been lifted, or ends earlier now.
 local others = call('ZCOUNT', holders, '-inf', format('(%d', OF_KEYS))
-local last = others > 0 and call('ZRANGE', holders, others - 1, others - 1, 'WITHSCORES')[2]
-local last_of_keys, place = call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2], call('ZRANGE', waiters, -1, -1, 'WITHSCORES')[2]
+local last = others > 0 and tonumber(call('ZRANGE', holders, others - 1, others - 1, 'WITHSCORES')[2]) or 0
+local last_of_keys = tonumber(call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2] or 0) - OF_KEYS
+local last_place = tonumber(call('ZRANGE', waiters, -1, -1, 'WITHSCORES')[2] or 0)
 expires = 0
-commit(math.max(now, last or 0, (last_of_keys or 0) - OF_KEYS, place or 0, tombstones, watched), idle)
+commit(math.max(now, last, last_of_keys, last_place, tombstones, watched), idle)
 return {tag, deadline, more}

@@ -13,7 +13,7 @@ local tag, ticket, its_request, ends_holders = ARGV[1], ARGV[2], ARGV[3], ARGV[4
 local tombstone, idle = tonumber(ARGV[5]), tonumber(ARGV[7])
 local PAGE = 500
 local was_lacking, after_score, after_name = string.match(ARGV[8], '^(%S+) (%S+) (.*)$')
-after_score = tonumber(after_score)
+was_lacking, after_score = tonumber(was_lacking or nil), tonumber(after_score or nil)
 local grace = math.max(1, tonumber(ARGV[6])) -- no permit ends in the ms in which it began: its lock delay is named by its ticket and end
 
 --#include state
@@ -75,7 +75,7 @@ local function of_its_key(page)
   if turns.count == 0 or #page == 0 then return page end
   local fields = {}
   for i, name in ipairs(page) do fields[i] = 'p' .. name end
-  for i, text in ipairs(call('HMGET', state, unpack(fields))) do
+  for i, text in ipairs(call('HMGET', state, (unpack or table.unpack)(fields))) do
     page[i] = (text and string.match(text, '^%S+ %-?%d+ (.*)$') or nil) == key and page[i]
   end
   return page

@@ -57,7 +57,7 @@ for i = 1, #listed, 2 do
   if is_enough or rest <= 0 or bytes <= 0 then break end
   after_deadline, after_ticket, at = ends, name, at + 1
   local text = stored(name)
-  local weight = is_limit(name) and 0 or string.match(text, '^%d+') or 1
+  local weight = is_limit(name) and 0 or tonumber(string.match(text, '^%d+') or 1)
   if ends <= now then
     local is_over = string.byte(name) == 255 or ends + delay <= now
     if is_over then used = used - (is_damaged and math.min(1, weight) or weight) else met = met + weight end

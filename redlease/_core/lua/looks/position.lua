@@ -50,8 +50,8 @@ local function allowed()
   local paused, most, ends = 0, capacity, now
   for _, kind in ipairs({'pause', 'back', 'limit'}) do
     local its_end = tonumber(call('ZSCORE', holders, '\255' .. kind) or 0)
-    local its_units = its_end > now and string.match(call('HGET', state, 't\255' .. kind) or '', '^%d+ 0 (%d+)')
-    if its_units == '0' then
+    local its_units = its_end > now and tonumber(string.match(call('HGET', state, 't\255' .. kind) or '', '^%d+ 0 (%d+)') or nil)
+    if its_units == 0 then
       paused = math.max(paused, its_end - now)
     elseif its_units then
       most, ends = math.min(capacity, its_units), its_end

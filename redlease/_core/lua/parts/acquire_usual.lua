@@ -5,7 +5,7 @@ local was = read_header('fence', 'excess', 'capacity', 'declared', 'sequence', '
 local fence = clock[1] * 1000000 + clock[2]
 if is_plain and not was.expires and call('ZCARD', holders) + call('ZCARD', queue) == 0 then
   local deadline, its_fence, since = now + lease, format('%d', fence), format('%d', now)
-  local ends = format('%d', now + math.max(lease, idle) + idle / 64)
+  local ends = format('%d', now + (lease > idle and lease or idle) + (idle - idle % 64) / 64)
   call('ZADD', holders, format('%d', deadline), ticket)
   call('PEXPIREAT', holders, ends)
   call('HSET', state, 'f', its_fence, 'e', '0', 'c', ARGV[8], 'd', ARGV[8], 'k', ends, 'v', since, 't' .. ticket,

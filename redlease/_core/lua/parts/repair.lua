@@ -17,6 +17,7 @@ was.is_damaged = was.stored ~= was.count + used - excess + was.waiting + turns.c
 if was.is_damaged or (was.is_due and was.stored > 0 and was.stored <= 200) then
 (function() -- a function of its own, so that its locals enlarge no other call's stack
 local OF_KEYS, HEADS, REST = 4503599627370496, 2251799813685248, 4503599627370496 -- see queue.lua and turns.lua
+local unpack = unpack or table.unpack
 local CHUNK = 100 -- fields and values of one command
 local LONG = 100000 -- waiters: some 1 s in which the server does nothing else
 local LARGE = 131072 -- bytes of records: some 1 ms, the most for a check where nothing tells of a loss
@@ -202,8 +203,8 @@ if was.waiting > 0 and waiters_that_fit == 0 then
 else
   in_chunks('ZREM', queue, removed)
 end
-local last_place = call('ZRANGE', waiters, -1, -1, 'WITHSCORES')[2]
-expires = math.max(expires, found.ends, last_place or 0, found.tombstone, watched)
+local last_place = tonumber(call('ZRANGE', waiters, -1, -1, 'WITHSCORES')[2] or 0)
+expires = math.max(expires, found.ends, last_place, found.tombstone, watched)
 local header = {
   f = format('%d', found.fence), s = format('%d', found.sequence), x = format('%d', found.tombstone),
   k = format('%d', expires), v = format('%d', now), c = capacity > 0 and format('%d', capacity) or nil,

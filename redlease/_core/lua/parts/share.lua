@@ -65,6 +65,6 @@ end
 function share.forget()
   for _, ends in ipairs({{-now, 0}, {'(0', now - FORGET_MS}}) do
     local over = call('ZRANGEBYSCORE', waiters, ends[1], ends[2], 'LIMIT', 0, BATCH)
-    if #over > 0 then call('ZREM', waiters, unpack(over)) end
+    if #over > 0 then call('ZREM', waiters, (unpack or table.unpack)(over)) end
   end
 end

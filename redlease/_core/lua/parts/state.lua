@@ -95,7 +95,7 @@ local function note(event, ticket, its_fence, weight, ms, label)
   local owner = string.match(label, '^%[("[^"\\]*")') or string.sub(label, 2, 1600) -- with metadata only if it has escapes
   local key = string.sub(label, -2) == '"]' and string.match(label, '^.*},(".*")%]$')
   local history, of_key = string.sub(state, 1, -6) .. 'history', key and {'k', key} or {}
-  redis.pcall('XADD', history, 'MAXLEN', '~', was.history, '*', 'e', event, 't', ticket, 'f', its_fence, 'w', weight, 'm', ms, 'o', owner, unpack(of_key))
+  redis.pcall('XADD', history, 'MAXLEN', '~', was.history, '*', 'e', event, 't', ticket, 'f', its_fence, 'w', weight, 'm', ms, 'o', owner, (unpack or table.unpack)(of_key)) -- Lua 5.2 and later have only the second one
 end
 
 -- A key that has become empty cannot be touched while its slot moves; but the state has just been written.
@@ -115,7 +115,7 @@ function writes.save()
   end
   if declared ~= (tonumber(was.declared) or 0) then set('d', format('%d', declared)) end
   if turns.store then turns.store() end
-  if size > 2 then call(unpack(changes, 1, size)) end
+  if size > 2 then call((unpack or table.unpack)(changes, 1, size)) end
   while writes[1] do publish(table.remove(writes, 1), table.remove(writes, 1)) end
 end
 
@@ -124,7 +124,7 @@ end
 -- A server before Redis 7.2 that stops inside a script for longer than that deletes the keys here, when everything in them has
 -- ended. So no expiry is written before this point: what a call writes after a deletion would have none.
 local function commit(deadline, idle)
-  local wanted = math.max(deadline, math.max(now, math.floor(fence / 1000)) + idle, rate and rate.tat / 1000 + 1 or 0, turns.kept or 0)
+  local wanted = math.max(deadline, math.max(now, math.floor(fence / 1000)) + idle, rate and math.floor(rate.tat / 1000) + 1 or 0, turns.kept or 0)
   local due = expires < wanted
   if due then
     expires = wanted + math.floor(idle / 64)

@@ -472,7 +472,7 @@ local function restart()
       local score = tonumber(chunk[i + 1])
       if score < REST then moved[#moved + 1], moved[#moved + 2] = score_of(score - HEADS - turns.virtual), chunk[i] end
     end
-    if #moved > 0 then call('ZADD', queue, unpack(moved)) end
+    if #moved > 0 then call('ZADD', queue, (unpack or table.unpack)(moved)) end
     at = at + BATCH
   until #moved < 2 * BATCH
   turns.start, turns.virtual = turns.start - turns.virtual, 0
