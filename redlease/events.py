@@ -201,7 +201,26 @@ class Reconnected:
     after: float
 
 
-Event = Queued | Granted | Abandoned | Released | Lost | Detached | RenewalFailed | Disconnected | Reconnected
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The client has found out how it works with the server; sent when that has changed.
+
+    Attributes:
+        protocol: The version of RESP, 2 or 3.
+        connections: How many connections the client has to the server.
+        sends_texts: Whether the server loads no scripts, so that their texts are sent.
+        silence: Why messages from the server do not arrive, so that waiting requests poll; None if they do.
+    """
+
+    protocol: int
+    connections: int
+    sends_texts: bool
+    silence: str | None
+
+
+Event = (
+    Connected | Queued | Granted | Abandoned | Released | Lost | Detached | RenewalFailed | Disconnected | Reconnected
+)
 OnEvent = Callable[[Event], None]
 
 

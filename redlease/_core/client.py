@@ -30,7 +30,7 @@ from .transport.base import LIMIT_MS, Reached, Transport, all_resources
 from .transport.cluster import Cluster
 from .transport.connection import Connection
 from .transport.sentinel import own_pool
-from .transport.urls import read_url
+from .transport.urls import protocol_in, read_url
 
 logger = logging.getLogger("redlease")
 
@@ -59,6 +59,8 @@ class Redlease(PrimitiveFactory):
         call_timeout: Seconds, outages included, after which a call without a `timeout` of its own raises `Unavailable`:
             `try_acquire`, `timeout=0`, `renew`, `release`, `check`, `inspect` and the like. Entering the client may
             take 5 s or this long, whichever is longer. `acquire()` and `hold()` without a `timeout` wait forever.
+        poll_interval: Seconds between two heartbeats of waiting requests, if the messages of the server do not arrive:
+            a hand-off then takes up to that long. The client finds that out on each connect, and warns.
         on_event: Called with each event of `redlease.events`, in the thread of the event loop: it must not block, and
             hands what takes time to others. What it raises is logged, once, and changes nothing.
 
@@ -82,12 +84,18 @@ class Redlease(PrimitiveFactory):
         idle_ttl: Duration = 86_400.0,
         history: int | None = None,
         call_timeout: Duration = 5.0,
+        poll_interval: Duration = 0.5,
         on_event: OnEvent | None = None,
     ) -> None:
-        settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
-        settings |= {"history": history}
+        settings: dict[str, Any] = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
+        settings |= {"history": history, "call_timeout": call_timeout, "poll_interval": poll_interval}
         if isinstance(redis_client, RedisCluster):
-            self._set_up(GivenServers(redis_client), prefix, call_timeout=call_timeout, on_event=on_event, **settings)
+            self._set_up(
+                GivenServers(redis_client),
+                prefix,
+                on_event=on_event,
+                **settings,
+            )
             return
         given: Any = redis_client
         pool = getattr(given, "connection_pool", None)
@@ -96,7 +104,7 @@ class Redlease(PrimitiveFactory):
             raise ValueError(f"redlease needs a client of redis.asyncio, not {text}")  # its repr may show a password
         if isinstance(pool, SentinelConnectionPool):
             pool = own_pool(pool)
-        self._set_up(pool, prefix, call_timeout=call_timeout, on_event=on_event, **settings)
+        self._set_up(pool, prefix, on_event=on_event, **settings)
 
     @classmethod
     def from_url(
@@ -110,6 +118,7 @@ class Redlease(PrimitiveFactory):
         idle_ttl: Duration = 86_400.0,
         history: int | None = None,
         call_timeout: Duration = 5.0,
+        poll_interval: Duration = 0.5,
         on_event: OnEvent | None = None,
         **redis_options: Any,
     ) -> Self:
@@ -126,17 +135,20 @@ class Redlease(PrimitiveFactory):
             idle_ttl: See there.
             history: See there.
             call_timeout: See there.
+            poll_interval: See there.
             on_event: See there.
-            **redis_options: Further options of a redis-py connection, `ssl_ca_certs` for example.
+            **redis_options: Further options of a redis-py connection, `ssl_ca_certs` for example. With `protocol=2` or
+                `3`, here or in the URL, the client speaks that version of RESP; else it speaks 3 where that works.
 
         Raises:
             ValueError: The URL or a parameter is wrong.
         """
         self = cls.__new__(cls)
         where = read_url(url, redis_options)
-        settings = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
-        settings |= {"history": history}
-        self._set_up(where, prefix, call_timeout=call_timeout, on_event=on_event, **settings)
+        settings: dict[str, Any] = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
+        settings |= {"history": history, "call_timeout": call_timeout, "poll_interval": poll_interval}
+        self._set_up(where, prefix, on_event=on_event, **settings)
+        self._connection.protocol = protocol_in(where)
         return self
 
     @classmethod
@@ -158,10 +170,12 @@ class Redlease(PrimitiveFactory):
         prefix: str,
         *,
         call_timeout: Duration,
+        poll_interval: Duration,
         on_event: OnEvent | None,
         **settings: Any,
     ) -> None:
         limit_ms = limits.milliseconds("call_timeout", call_timeout, 1)
+        poll_interval_ms = limits.milliseconds("poll_interval", poll_interval, 1)
         emit = None if on_event is None else harmless(on_event)
         self._prefix = limits.checked_prefix(prefix)
         self._terms = options.changed_terms(Terms(owner=""), **settings)
@@ -169,7 +183,7 @@ class Redlease(PrimitiveFactory):
         self._connection.limit_ms = limit_ms
         self._manager = LeaseManager(self._connection)
         self._connection.emit = self._manager.emit = emit
-        self._session = Session(self._manager)
+        self._session = Session(self._manager, poll_interval_ms)
         self._operations = Operations(self._session, self._prefix)
         self._server: EmbeddedServer | None = None
         self._has_heard_noise = False
@@ -177,7 +191,9 @@ class Redlease(PrimitiveFactory):
 
     def __repr__(self) -> str:
         # Not the pool or the URL, which contain the password.
-        state = "closed" if self._session.closed else "connected" if self._connection.ready else "not connected"
+        manner = "" if self._connection.manner is None else f", {self._connection.manner}"
+        is_connected = self._connection.ready
+        state = "closed" if self._session.closed else f"connected{manner}" if is_connected else "not connected"
         return f"<{type(self).__name__} prefix={self._prefix!r} owner={self._terms.owner!r}, {state}>"
 
     def _route(self, where: ConnectionPool | NamedServers | GivenServers) -> Transport:

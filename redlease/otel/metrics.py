@@ -17,6 +17,7 @@ from redlease._core import clock
 from redlease.errors import AcquireTimeout, Unavailable
 from redlease.events import (
     Abandoned,
+    Connected,
     Disconnected,
     Event,
     Granted,
@@ -54,6 +55,11 @@ class Metrics:
         self._renewals = meter.create_counter("redlease.renewal.failures", "{renewal}", "Renewals that failed.")
         self._lost = meter.create_counter("redlease.connection.losses", "{connection}", "Connections lost.")
         self._found = meter.create_counter("redlease.connection.reconnects", "{connection}", "Connections made again.")
+        self._silences = meter.create_counter(
+            "redlease.connection.silences",
+            "{connection}",
+            "Connections on which no messages arrive, so that requests poll.",
+        )
         meter.create_observable_up_down_counter(
             "redlease.queue.length", [self._lengths], "{request}", "Requests of this process in queues."
         )
@@ -63,6 +69,7 @@ class Metrics:
 
         self._lost.add(0)
         self._found.add(0)
+        self._silences.add(0)
 
     def take(self, event: Event) -> None:
         """Keeps an event; for the thread of the event loop."""
@@ -117,6 +124,8 @@ class Metrics:
             self._lost.add(1)
         elif isinstance(event, Reconnected):
             self._found.add(1)
+        elif isinstance(event, Connected):
+            self._silences.add(event.silence is not None)
         else:
             about = _attributes(self._begun(event.resource))
             if isinstance(event, Granted):

@@ -43,6 +43,7 @@ class Redlease:
         waiter_lease: See there.
         idle_ttl: See there.
         call_timeout: See there.
+        poll_interval: See there.
         on_event: See there. It is called in the background thread, which serves all clients of the process.
 
     Raises:
@@ -65,6 +66,7 @@ class Redlease:
         idle_ttl: Duration = 86_400.0,
         history: int | None = None,
         call_timeout: Duration = 5.0,
+        poll_interval: Duration = 0.5,
         on_event: OnEvent | None = None,
     ) -> None:
         self._set_up(
@@ -77,6 +79,7 @@ class Redlease:
                 idle_ttl=idle_ttl,
                 history=history,
                 call_timeout=call_timeout,
+                poll_interval=poll_interval,
                 on_event=on_event,
             )
         )
@@ -93,6 +96,7 @@ class Redlease:
         idle_ttl: Duration = 86_400.0,
         history: int | None = None,
         call_timeout: Duration = 5.0,
+        poll_interval: Duration = 0.5,
         on_event: OnEvent | None = None,
         **redis_options: Any,
     ) -> Self:
@@ -108,6 +112,7 @@ class Redlease:
                 idle_ttl=idle_ttl,
                 history=history,
                 call_timeout=call_timeout,
+                poll_interval=poll_interval,
                 on_event=on_event,
                 **redis_options,
             )

@@ -1,6 +1,6 @@
 -- probe: tries every command that the operations use, on keys of its own, and returns the errors, such as missing permissions.
 -- KEYS: state holders queue waiters
--- ARGV: tag channel
+-- ARGV: tag
 -- Reply: {tag, error, ...}: the text of each error, none if all commands are allowed
 -- Cost: O(1).
 local failed = {ARGV[1]}
@@ -28,8 +28,4 @@ for i = 2, 4 do
 end
 try('PEXPIREAT', KEYS[1], 1)
 try('TIME')
-local is_beside = string.sub(ARGV[2], 1, 1) == ':' -- see `publish` in state.lua
-local channel = is_beside and KEYS[1] .. ARGV[2] or ARGV[2]
-if is_beside then try('SPUBLISH', channel, '') end
-try('PUBLISH', channel, '')
 return failed

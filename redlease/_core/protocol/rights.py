@@ -17,7 +17,7 @@ WORKER = ("hsetnx", "zrangebylex")  # what the relays of workers need besides th
 # them, and PUBSUB, which would list the channels of others.
 CLUSTER_RULES = "+@pubsub -pubsub +asking +cluster|slots"
 # What the probe tries of the rights to write: a user who has none of them is a reader, and no service that lacks some.
-WRITES_PROBED = frozenset(_WRITE.split()) - {"unsubscribe", "xadd"}
+WRITES_PROBED = frozenset(_WRITE.split()) - {"publish", "unsubscribe", "xadd"}
 
 
 def rules(prefix: str, commands: tuple[str, ...]) -> str:

@@ -36,6 +36,9 @@ class Script:
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
         count = 3 + keys + len(self.args)
         self.head = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n%d\r\n" % (count, self.sha.encode(), keys)
+        size = len(text.encode())
+        # The same call with the text, for servers that load no scripts.
+        self.text_head = b"*%d\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n$1\r\n%d\r\n" % (count, size, text.encode(), keys)
 
 
 # What a line `--#include` stands for.
@@ -136,7 +139,8 @@ HISTORY = operation("history", "before most")
 POSITION = operation("position", "ticket")
 CHECK = operation("check", "ticket fence")
 WATCH = operation("watch", "watch_ms")
-PROBE = Script("probe", "channel", read_lua("redlease._core", "probe"))
+PROBE = Script("probe", "", stripped(read_lua("redlease._core", "probe")))
+DELIVER = Script("deliver", "channel", stripped(read_lua("redlease._core", "deliver")))
 SCRIPTS = (
     ACQUIRE,
     RELEASE,

@@ -23,6 +23,7 @@ from redlease._core.protocol.error_replies import ErrorReply
 from redlease._core.protocol.replies import Granted, Message, Queued, Status
 from redlease._core.protocol.snapshots import LARGE_READS_AT_ONCE
 from redlease._core.transport.base import CLOSED, SILENCE_MS, Reached, Reply, Transport, all_resources
+from redlease._core.transport.manner import Manner
 from redlease.errors import RedleaseError
 from redlease.events import Queued as QueuedEvent
 
@@ -265,9 +266,13 @@ class PendingAcquire:
 class Session:
     """All acquire requests of a client, and its queue places."""
 
-    def __init__(self, manager: LeaseManager) -> None:
+    poll_ms = math.inf  # how often waiting requests poll: never, while messages arrive
+
+    def __init__(self, manager: LeaseManager, poll_interval_ms: float) -> None:
         self.manager = manager
         self.connection: Transport = manager.connection
+        self._poll_interval_ms = poll_interval_ms
+        self.connection.on_manner = self.on_manner
         self.waiter_leases: dict[bytes, WaiterLease] = {}
         self.pending: dict[str, PendingAcquire] = {}
         self.ids, self.hold_ids = RequestIds(self.connection), RequestIds(self.connection, "h")
@@ -281,6 +286,15 @@ class Session:
         self.closed = False
         self.self_deadlocks = SelfDeadlockDetector(manager, self.pending)
         self.refusal_batches = RefusalBatches()
+
+    def on_manner(self, manner: Manner) -> None:
+        """Lets the waiting requests poll if no messages arrive."""
+        self.poll_ms = math.inf if manner.silence is None else self._poll_interval_ms
+        now_ms = clock.now_ms()
+        for waiter_lease in self.waiter_leases.values():
+            self.manager.schedule.at(now_ms, waiter_lease)
+        for changed in self.watchers:
+            changed.set()
 
     def new_name(self) -> str:
         """Returns a place name that was never used before."""

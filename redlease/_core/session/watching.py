@@ -37,7 +37,8 @@ async def snapshots_of(
                 seen = _shape(snapshot)
                 yield snapshot
             next_expiry_ms = answer.values[0]  # until the next expiry that affects waiters; below 0: there is none
-            wait_ms = min(WATCH_MS / 3, next_expiry_ms + 2) if next_expiry_ms >= 0 else WATCH_MS / 3
+            longest_ms = min(WATCH_MS / 3, session.poll_ms)
+            wait_ms = min(longest_ms, next_expiry_ms + 2) if next_expiry_ms >= 0 else longest_ms
             await clock.pause(changed, wait_ms / 1000)
     finally:
         session.watchers.discard(changed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import secrets
@@ -15,12 +16,18 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from redis.asyncio import ConnectionPool
 
 from redlease._core import clock
+from redlease._core.log import about
 from redlease._core.protocol import encoding
 from redlease._core.protocol.encoding import Resource
 from redlease._core.protocol.error_replies import ErrorReply
 from redlease._core.protocol.scripts import Script
 from redlease.errors import RedleaseError, Unavailable
-from redlease.events import OnEvent
+from redlease.events import Connected, OnEvent
+
+from .dialects import Protocol as RespVersion
+from .manner import Manner
+
+logger = logging.getLogger("redlease")
 
 # None: the connection was lost, and it is unknown whether the server executed the call.
 Reply = list[Any] | ErrorReply | None
@@ -135,6 +142,9 @@ class Transport(ABC):
         trouble: Why a server could not be reached.
         limit_ms: The default time limit of a call.
         emit: Gets an event when a connection is lost, and when it is there again.
+        protocol: The version of RESP that the user asked for; None if the client chooses.
+        manner: How the client works with the server, once that is known.
+        on_manner: Called when that has changed.
     """
 
     ready: bool
@@ -144,6 +154,9 @@ class Transport(ABC):
     trouble: str
     limit_ms = LIMIT_MS
     emit: OnEvent | None = None
+    protocol: RespVersion | None = None
+    manner: Manner | None = None
+    on_manner: Callable[[Manner], None] | None = None
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
@@ -282,6 +295,24 @@ class Transport(ABC):
     @abstractmethod
     def unsubscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
         """Ends one `subscribe`."""
+
+    def set_manner(self, manner: Manner) -> None:
+        """Records how the client works with the server, and says so where it has changed."""
+        was, self.manner = self.manner, manner
+        if was == manner:
+            return
+        logger.info("how redlease works with the server: %s", manner, extra=about())
+        if manner.silence is not None:
+            logger.warning(
+                "messages from the server do not arrive (%s), so waiting requests poll instead. Allow PUBLISH in "
+                "scripts and SUBSCRIBE for this user, server and proxy; `redlease doctor` says more",
+                manner.silence,
+                extra=about(),
+            )
+        if self.on_manner is not None:
+            self.on_manner(manner)
+        if self.emit is not None:
+            self.emit(Connected(*manner))
 
     # Life
 

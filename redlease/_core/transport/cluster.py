@@ -135,6 +135,7 @@ class Cluster(Transport):
         node = Node(address, pool, self._prefix, owner=self, channel=self._node_channel, on_message=self._on_message)
         self._nodes[address] = node
         node.load_too(self.scripts)
+        node.protocol = self.protocol
         node.set_silence_limit(self._shortest_ms)
         for channel, listener in self._listeners:
             node.listen(channel, listener)
@@ -189,6 +190,11 @@ class Cluster(Transport):
         self._changes()
         self._report_whole()
         self._on_ready(lambda resource: self.serves(node, resource))
+
+    def on_manner_of_node(self) -> None:
+        """Records how the client works with the nodes: as with the one that can do least."""
+        known = [node.manner for node in self._nodes.values() if node.manner is not None]
+        self.set_manner(max(known, key=lambda manner: (manner.silence is not None, *manner[1:3])))
 
     def lost(self, node: Node, why: str) -> None:
         """Handles a lost node: asks for the slots again, since a replica may have replaced it."""

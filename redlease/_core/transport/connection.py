@@ -16,6 +16,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -32,9 +33,25 @@ from redlease._core.protocol.scripts import Script
 from redlease.errors import RedleaseError
 from redlease.events import Disconnected, Reconnected
 
+from . import dialects
 from .base import SILENCE_MS, GrowingTimeout, OnReply, Reply, Transport, backed_off, end, set_result_once
-from .driver import Driver, ReplyError, open_driver
-from .handshake import check_eviction, explain, is_mistake, probe, read_server, refusal_of, settle_exchange
+from .delivery import DeliveryProbe
+from .driver import Driver, ReplyError, error_text
+from .handshake import (
+    INFO_PARTS,
+    check_eviction,
+    explain,
+    is_mistake,
+    needs_texts,
+    probe,
+    read_info,
+    read_server,
+    refusal_of,
+    run_once,
+    settle_exchange,
+)
+from .manner import Manner
+from .opening import open_driver
 from .window import Windowed
 
 logger = logging.getLogger("redlease")
@@ -78,6 +95,12 @@ class Connection(Windowed, Transport):
         self._on_message = on_message
         self._listeners: dict[bytes, list[Callable[[bytes], None]]] = {}
         self._driver: Driver | None = None
+        # Of a driver with a connection of its own for messages: subscribe calls without a reply, with verb and channel.
+        self._subscriptions: deque[tuple[bytes, bytes, OnReply]] = deque()
+        self._delivery: DeliveryProbe | None = None
+        self._probe_channel = ""
+        self._may_write = True
+        self._probe_losses = 0  # connections lost one after another while messages were probed
         # Calls without a reply, in the order sent: the tag that the reply must carry (None: not a script; "": a
         # subscription, answered by a push), the callback, whether it runs after the pushes of that read, and its units.
         self._pending: deque[tuple[bytes | None, OnReply, bool, int]] = deque()
@@ -166,6 +189,8 @@ class Connection(Windowed, Transport):
         if len(self._listeners[channel.encode()]) > 1:
             return
         while self._driver is not None and isinstance(fault := await self._subscribe(channel), ErrorReply):
+            if fault.lacks_command:
+                return  # the delivery probe has warned that no messages arrive
             if not fault.is_transient:
                 raise fault.error()
             await asyncio.sleep(fault.retry_ms / 1000)
@@ -184,11 +209,11 @@ class Connection(Windowed, Transport):
             if self._driver is not None:
                 self._subscription("UNSUBSCRIBE", channel, lambda reply: None)
 
-    async def _subscribe(self, *channels: str) -> Reply:
+    def _subscribe(self, *channels: str) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         for channel in channels:
             self._subscription("SUBSCRIBE", channel, set_result_once(future))
-        return await future if self._driver is not None and self._driver.inline_push else None
+        return future
 
     def _subscription(self, verb: str, channel: str, on_reply: OnReply) -> None:
         command = encoding.plain(verb, channel)
@@ -197,6 +222,7 @@ class Connection(Windowed, Transport):
         if self._driver.inline_push:
             self._enqueue(command, b"", on_reply)
         else:
+            self._subscriptions.append((verb.lower().encode(), channel.encode(), on_reply))
             self._driver.subscribe(command)
 
     # Called by the driver
@@ -212,6 +238,7 @@ class Connection(Windowed, Transport):
                 self._abort(reply.text)
                 return
             if reply.forgot_scripts:
+                self._forget_scripts()
                 self._load_again()
         elif tag is not None and (type(reply) is not list or not reply or reply[0] != tag):
             self._abort("the server sent a reply that answers another call")
@@ -244,7 +271,7 @@ class Connection(Windowed, Transport):
 
     def _load_again(self) -> None:
         """Loads the scripts again after SCRIPT FLUSH; callers repeat the calls that failed."""
-        if not self._loading:
+        if not self._loading and not self._sends_texts:
             self._loading = True
             for script in self.scripts[:-1]:
                 self._enqueue(encoding.plain("SCRIPT", "LOAD", script.text), None, lambda _: None)
@@ -257,11 +284,18 @@ class Connection(Windowed, Transport):
             self._abort(reply.text)  # the reconnect finds the cause and reports it to the waiting callers
 
     def on_push(self, push: list[Any]) -> None:
-        if push[0] == b"message":
+        if push[0] == b"message" or push[0] == b"smessage":
             for listener in tuple(self._listeners.get(push[1], ())):
                 self._notify(listener, push[2])
-        elif push[0].endswith(b"subscribe") and self._pending and self._pending[0][0] == b"":
-            self._notify(self._pending.popleft()[1], push)
+        elif push[0].endswith(b"subscribe"):
+            if self._subscriptions and self._subscriptions[0][:2] == (push[0], push[1]):
+                self._notify(self._subscriptions.popleft()[-1], push)
+            elif self._pending and self._pending[0][0] == b"":
+                self._notify(self._pending.popleft()[1], push)
+
+    def on_subscription_refused(self, error: ReplyError) -> None:
+        if self._subscriptions:
+            self._notify(self._subscriptions.popleft()[-1], ErrorReply(str(error)))
 
     def on_lost(self, why: str) -> None:
         self._driver = None
@@ -285,6 +319,8 @@ class Connection(Windowed, Transport):
         self._lost.set()  # first, in case a later step fails: the reconnect cleans up the rest
         self.trouble = why.rstrip(". ")
         self.ready = False
+        self._lost_while_probing()
+        self._stop_probing()
         self._changed.clear()
         if self._driver is not None:
             self._driver.abort()
@@ -292,7 +328,10 @@ class Connection(Windowed, Transport):
         self._out.clear()
         unsent = self._reset_window()
         self.on_read()
-        for on_reply in [*(self._pending.popleft()[1] for _ in range(len(self._pending))), *unsent]:
+        pending = [*(call[1] for call in self._pending), *(call[-1] for call in self._subscriptions), *unsent]
+        self._pending.clear()
+        self._subscriptions.clear()
+        for on_reply in pending:
             self._answer(on_reply, None)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -417,20 +456,80 @@ class Connection(Windowed, Transport):
         self._on_ready()
 
     async def _open(self) -> None:
+        """Connects with the protocol that works."""
+        protocol = self.protocol or dialects.protocol_for(self.pool)
+        try:
+            await self._open_with(protocol)
+        except exceptions.RedisError as error:
+            if protocol == 3 and self.protocol is None and dialects.refuses_resp3(error_text(error)):
+                dialects.remember_resp2(self.pool)
+                raise exceptions.ConnectionError(f"RESP3 does not work: {error_text(error)}") from error
+            raise
+
+    async def _open_with(self, protocol: dialects.Protocol) -> None:
         """Connects, checks the server, subscribes and loads the scripts."""
-        self._driver = await open_driver(self.pool, self)
+        self._driver = await open_driver(self.pool, self, protocol)
         began = asyncio.get_running_loop().time()
-        self._check_role(await self._exchange(encoding.plain("HELLO", *self._driver.protocol)))
+        hello = await self._exchange(encoding.plain("HELLO", str(protocol)))
         self._round_trip_ms = (asyncio.get_running_loop().time() - began) * 1000
+        if isinstance(hello, ErrorReply):
+            hello = read_info([await self._exchange(encoding.plain("INFO", part)) for part in INFO_PARTS])
+        self._check_role(hello)
+        # Subscribed first: where RESP3 has no other commands after that, the replies to the next ones tell.
+        subscribing = self._subscribe(*(channel.decode() for channel in self._listeners))
         loads = [self._exchange(encoding.plain("SCRIPT", "LOAD", script.text)) for script in self.scripts]
-        subscribed = await self._subscribe(*(channel.decode() for channel in self._listeners))
-        for reply in (subscribed, *await asyncio.gather(*loads)):
-            if isinstance(reply, ErrorReply):
-                raise exceptions.ResponseError(reply.text)
+        subscribed, *loaded = await asyncio.gather(subscribing, *loads)
+        self._sends_texts = needs_texts(loaded)
+        if isinstance(subscribed, ErrorReply) and not subscribed.lacks_command:
+            raise exceptions.ResponseError(subscribed.text)
         if not self._probed:
-            await probe(self._exchange, *self._probed_by(), self._prefix, cluster=self.in_cluster)
+            run = partial(run_once, self._exchange, sends_text=self._sends_texts)
+            self._may_write = await probe(run, self._probed_by()[0], self._prefix, cluster=self.in_cluster)
             await check_eviction(self._exchange)
             self._probed = True
+        if self._may_write:
+            await self._probe_delivery()
+        else:  # a reader may not publish, so it cannot know
+            self._on_delivery(None)
+
+    # Messages arrive, or not
+
+    async def _probe_delivery(self) -> None:
+        """Finds out whether messages arrive: usually at once, or else while calls are served already."""
+        resource, channel = self._probed_by()
+        self._delivery = probe = DeliveryProbe(self._on_delivery)
+        self._probe_channel = self._listen_for(probe, resource)
+        reply = await run_once(self._exchange, scripts.DELIVER, resource, channel, sends_text=self._sends_texts)
+        if isinstance(reply, ErrorReply):
+            self._on_delivery(None)  # it did not run, as the slot has moved for example: nothing is known
+        elif reply[1]:
+            probe.refused(reply[1].decode())
+
+    def _listen_for(self, probe: DeliveryProbe, resource: Resource) -> str:  # noqa: ARG002  one channel is for all
+        self.listen(self.channel, probe.arrived)
+        return self.channel
+
+    def _stop_probing(self) -> None:
+        probe, self._delivery = self._delivery, None
+        if probe is not None:
+            probe.cancel()
+            self.unsubscribe(self._probe_channel, probe.arrived)
+
+    def _on_delivery(self, reason: str | None) -> None:
+        self._stop_probing()
+        self._probe_losses = 0
+        self.set_manner(self._manner(reason))
+
+    def _manner(self, silence: str | None) -> Manner:
+        protocol = 3 if self._driver is None else self._driver.protocol
+        return Manner(protocol, 1 if protocol == 3 else 2, sends_texts=self._sends_texts, silence=silence)
+
+    def _lost_while_probing(self) -> None:
+        """Notes a connection that was lost as soon as a message was published: some servers do that with RESP3."""
+        if self._delivery is not None and self._delivery.is_open:
+            self._probe_losses += 1
+            if self._probe_losses >= dialects.LOSSES_MOST and self.protocol is None:
+                dialects.remember_resp2(self.pool)
 
     def _exchange(self, command: bytes) -> asyncio.Future[Any]:
         """Sends a command that is not a script call, before the connection is ready.

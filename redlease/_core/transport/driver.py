@@ -1,8 +1,9 @@
 """Opens a connection with redis-py and drives it.
 
 redis-py finds the server and opens, secures and authenticates the connection. Then `SocketDriver` takes over its
-asyncio transport: it writes bytes as given, and hiredis parses the replies. If there is no asyncio transport
-(fakeredis), `ClientDriver` uses two connections of that client through redis-py's own calls.
+asyncio transport: it writes bytes as given, and hiredis parses the replies. With RESP2, `SocketPair` drives two such.
+If there is no asyncio transport (fakeredis), `ClientDriver` uses two connections of that client through redis-py's own
+calls.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from redlease._core.log import report
 
 
 class Receiver(Protocol):
-    """Gets everything that is read, and `on_read` after each batch. `reply` may be a `ReplyError`."""
+    """Gets everything that is read, and `on_read` after each batch. `reply` may be a `ReplyError`.
+
+    `on_subscription_refused`: the error that answers SUBSCRIBE on a connection of its own.
+    """
 
     def on_reply(self, reply: Any) -> None: ...
     def on_push(self, push: list[Any]) -> None: ...
     def on_read(self) -> None: ...
+    def on_subscription_refused(self, error: ReplyError) -> None: ...
     def on_lost(self, why: str) -> None: ...
 
 
@@ -36,7 +41,7 @@ class Driver(Protocol):
     """An open connection."""
 
     inline_push: bool  # whether the answer to SUBSCRIBE comes in the order of the replies
-    protocol: str  # the RESP version of the connection for commands
+    protocol: int  # the RESP version of the connection for commands
 
     def write(self, data: bytes) -> None: ...
     def subscribe(self, data: bytes) -> None: ...
@@ -73,19 +78,6 @@ async def open_connection(pool: ConnectionPool, protocol: int) -> Any:
     return connection
 
 
-async def open_driver(pool: ConnectionPool, receiver: Receiver) -> Driver:
-    """Opens a connection to the pool's server and returns its driver."""
-    connection = await open_connection(pool, 3)
-    try:
-        if isinstance(connection._writer, asyncio.StreamWriter):
-            return SocketDriver(connection, receiver)
-    except BaseException:
-        await connection.disconnect(nowait=True)
-        raise
-    await connection.disconnect(nowait=True)
-    return ClientDriver(await open_connection(pool, 2), await open_connection(pool, 2), receiver)
-
-
 class SocketDriver(asyncio.Protocol):
     """Drives the asyncio transport of a connection that redis-py opened.
 
@@ -93,7 +85,7 @@ class SocketDriver(asyncio.Protocol):
     """
 
     inline_push = True
-    protocol = "3"
+    protocol = 3
 
     def __init__(self, connection: Any, receiver: Receiver) -> None:
         self._connection = connection
@@ -176,7 +168,7 @@ class ClientDriver:
     """Drives two connections through redis-py's calls, one for commands and one for messages, both with RESP2."""
 
     inline_push = False
-    protocol = "2"
+    protocol = 2
 
     def __init__(self, commands: Any, messages: Any, receiver: Receiver) -> None:
         self._receiver: Receiver | None = receiver
@@ -238,7 +230,12 @@ class ClientDriver:
 
     async def _receive_messages(self) -> None:
         while self._receiver is not None:
-            push = await self._connections[1].read_response(disable_decoding=True, disconnect_on_error=False)
+            try:
+                push = await self._connections[1].read_response(disable_decoding=True, disconnect_on_error=False)
+            except exceptions.ResponseError as error:
+                if self._receiver is not None:
+                    self._receiver.on_subscription_refused(ReplyError(error_text(error)))
+                continue
             if push is None:
                 raise exceptions.ConnectionError("the connection was closed")
             if self._receiver is not None:

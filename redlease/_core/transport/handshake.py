@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from redis import exceptions
@@ -17,18 +17,18 @@ from redlease._core.protocol import encoding, rights
 from redlease._core.protocol.encoding import Resource
 from redlease._core.protocol.error_replies import ErrorReply
 from redlease._core.protocol.replies import ServerInfo, info_value
-from redlease._core.protocol.scripts import PROBE
+from redlease._core.protocol.scripts import PROBE, Script
 from redlease.errors import RedleaseError
 
+from .dialects import refuses_resp3
 from .driver import error_text
 
 logger = logging.getLogger("redlease")
 
-Exchange = Callable[[bytes], Awaitable[Any]]  # sends a command, and returns its reply
+Exchange = Callable[[bytes], Awaitable[Any]]  # sends a command at once, and returns its reply
 
 _CLOSED = re.compile(r"Connection closed by server|the server closed it|\[Errno \d+\] Connection reset by peer")
 _NO_LOGIN = re.compile(r"Authentication required|HELLO must be called with the client already authenticated")
-_UNKNOWN_HELLO = re.compile(r"(?:ERR )?unknown command [`']HELLO[`']", re.IGNORECASE)
 _NO_DATABASE = re.compile(r"(?:ERR )?(?:invalid )?DB index")
 OTHER_NAME = {62, 63, 64}  # OpenSSL's codes for a host name, e-mail or address that does not match the certificate
 
@@ -83,6 +83,19 @@ def missing_rights(errors: list[str], prefix: str, *, cluster: bool = False) -> 
     )
 
 
+INFO_PARTS = ("server", "replication")  # what tells as much as HELLO, where a server lacks that
+
+
+def read_info(replies: Sequence[Any]) -> dict[str, str] | None:
+    """Returns what HELLO would tell, from the replies to INFO; None if they tell nothing."""
+    text = "\n".join(reply.decode(errors="replace") for reply in replies if isinstance(reply, bytes))
+    version = info_value(text, "redis_version")
+    if not version:
+        return None
+    found = {"server": "redis", "version": version, "mode": info_value(text, "redis_mode")}
+    return found | {"role": info_value(text, "role") or "master"}
+
+
 def read_hello(hello: Any) -> ServerInfo | None:
     """Parses the reply to HELLO; None if this user may not call HELLO a second time.
 
@@ -128,23 +141,50 @@ def settle_exchange(future: asyncio.Future[Any], reply: Any, trouble: str) -> No
         future.set_result(reply)
 
 
-async def probe(exchange: Exchange, resource: Resource, channel: str, prefix: str, *, cluster: bool) -> None:
+def needs_texts(loaded: Sequence[Any]) -> bool:
+    """Returns True if the server loads no scripts, by its replies to SCRIPT LOAD.
+
+    Raises:
+        ResponseError: It refused them for another reason.
+    """
+    errors = [reply for reply in loaded if isinstance(reply, ErrorReply)]
+    for error in errors:
+        if error.not_allowed or refuses_resp3(error.text):
+            raise exceptions.ResponseError(error.text)
+    return bool(errors)
+
+
+async def run_once(exchange: Exchange, script: Script, resource: Resource, *args: str, sends_text: bool) -> Any:
+    """Calls a script that each connection calls once, and returns its reply."""
+    call = ("4", *resource.keys, script.name, *args)
+    if sends_text:
+        return await exchange(encoding.plain("EVAL", script.text, *call))
+    loaded = exchange(encoding.plain("SCRIPT", "LOAD", script.text))
+    reply = await exchange(encoding.plain("EVALSHA", script.sha, *call))
+    await loaded
+    return reply
+
+
+async def probe(
+    run: Callable[[Script, Resource], Awaitable[Any]], resource: Resource, prefix: str, *, cluster: bool
+) -> bool:
     """Finds missing permissions on connect, so that no operation fails half-way later.
 
-    A user who may read everything and write nothing is let in: each of its writes is refused whole.
+    A user who may read everything and write nothing is let in: each of its writes is refused whole. Returns whether it
+    may write.
     """
-    await exchange(encoding.plain("SCRIPT", "LOAD", PROBE.text))
-    reply = await exchange(encoding.plain("EVALSHA", PROBE.sha, "4", *resource.keys, "probe", channel))
+    reply = await run(PROBE, resource)
     errors = [b"evalsha: " + reply.text.encode()] if isinstance(reply, ErrorReply) else reply[1:]
     missing: dict[str, str] = {}
     for command, _, text in (error.decode().partition(": ") for error in errors):
         fault = ErrorReply(text)
-        if fault.lacks_command and command != "spublish":  # which Redis 6.2 has not, see `publish` in state.lua
+        if fault.lacks_command:
             raise fault.error()
         if fault.not_allowed:
             missing[command] = f"{command}: {text}"
-    if missing and missing.keys() - {"spublish"} != rights.WRITES_PROBED:
+    if missing and missing.keys() != rights.WRITES_PROBED:
         raise missing_rights(list(missing.values()), prefix, cluster=cluster)
+    return not missing
 
 
 async def check_eviction(exchange: Exchange) -> None:
@@ -171,8 +211,8 @@ def _untrusted(wrong: ssl.SSLCertVerificationError, text: str) -> str:
 
 
 def _refused_reply(fault: ErrorReply, prefix: str, cluster: bool) -> RedleaseError | None:
-    if _UNKNOWN_HELLO.match(fault.text):
-        return RedleaseError("the server is older than Redis 6; redlease needs Redis 6.2 or newer, or Valkey")
+    if refuses_resp3(fault.text):
+        return RedleaseError(f"the server does not work with RESP3: {fault.text}. Leave `protocol` out, or give 2")
     if _NO_DATABASE.match(fault.text):
         return RedleaseError(f"the server has no such database: {fault.text}. Put another number at the end of the URL")
     if fault.not_allowed:

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from redis.asyncio import ConnectionPool
 
-from redlease._core.log import about
 from redlease._core.protocol import encoding
 from redlease._core.protocol.encoding import Resource
 from redlease._core.protocol.error_replies import ErrorReply
@@ -19,6 +18,8 @@ from redlease.errors import RedleaseError
 from .addresses import Address
 from .base import Departs, OnReply, Reply
 from .connection import Connection
+from .delivery import DeliveryProbe
+from .manner import Manner
 
 logger = logging.getLogger("redlease")
 
@@ -37,6 +38,9 @@ class Owner(Protocol):
 
     def lost(self, node: Node, why: str) -> None:
         """Called when the connection to the node is lost."""
+
+    def on_manner_of_node(self) -> None:
+        """Called when it may have changed how the client works with a node."""
 
     def moved(self, node: Node) -> None:
         """Called when the node no longer serves a slot."""
@@ -82,7 +86,6 @@ class Node(Connection):
         self._channels: dict[bytes, None] = {}  # by the state key of their resource
         self._leaving: dict[bytes, int] = {}  # by state key: unsubscribe calls without a reply
         self._channels_most = CHANNELS_MIN
-        self._warned = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}>"
@@ -133,36 +136,23 @@ class Node(Connection):
         if len(self._channels) >= self._channels_most:
             self._leave_channels(self._owner.subscribed_keys())
         self._channels[key] = None
-        verb = "SSUBSCRIBE" if self.server.has_sharded_channels else "SUBSCRIBE"
-        self._subscription(verb, self._channel_of(key), partial(self._listens, key))
+        self._subscription(self._verb(), self._channel_of(key), partial(self._listens, key))
+
+    def _verb(self, un: str = "") -> str:
+        return f"S{un}SUBSCRIBE" if self.server.has_sharded_channels else f"{un}SUBSCRIBE"
 
     def _channel_of(self, key: bytes) -> str:
         return (key + self._suffix).decode()
 
     def _listens(self, key: bytes, reply: Reply) -> None:
-        if isinstance(reply, ErrorReply):
-            if reply.not_allowed:
-                self._warn(reply)
-            else:
-                self._channels.pop(key, None)
-
-    def _warn(self, fault: ErrorReply) -> None:
-        """Warns once that no messages arrive; heartbeats still find the grants."""
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "%s: no grant notifications, so heartbeats find grants later: %s",
-                self.address,
-                fault.error(),
-                extra=about(),
-            )
+        if isinstance(reply, ErrorReply) and not reply.not_allowed:  # else the delivery probe has warned
+            self._channels.pop(key, None)
 
     def _leave_channels(self, subscribed_keys: set[bytes]) -> None:
-        verb = "SUNSUBSCRIBE" if self.server.has_sharded_channels else "UNSUBSCRIBE"
         for key in [key for key in self._channels if key not in subscribed_keys]:
             del self._channels[key]
             self._leaving[key] = self._leaving.get(key, 0) + 1
-            self._subscription(verb, self._channel_of(key), partial(self._left, key))
+            self._subscription(self._verb("UN"), self._channel_of(key), partial(self._left, key))
         self._channels_most = max(CHANNELS_MIN, 2 * len(self._channels))
 
     def _left(self, key: bytes, _: Reply) -> None:
@@ -189,6 +179,22 @@ class Node(Connection):
         self._closed = True
         self._abort("it serves nothing any more")
 
+    def _listen_for(self, probe: DeliveryProbe, resource: Resource) -> str:
+        channel = self._channel_of(resource.state_key)
+        self._listeners[channel.encode()] = [probe.arrived]
+        self._subscription(self._verb(), channel, partial(_refuse, probe))
+        return channel
+
+    def _stop_probing(self) -> None:
+        if self._listeners.pop(self._probe_channel.encode(), None) and self._driver is not None:
+            self._subscription(self._verb("UN"), self._probe_channel, lambda _: None)
+        super()._stop_probing()
+
+    def set_manner(self, manner: Manner) -> None:
+        """Records it; the cluster says so for all its nodes."""
+        self.manner = manner
+        self._owner.on_manner_of_node()
+
     def _become_ready(self) -> None:
         self.lost = False
         self._channels.clear()
@@ -208,6 +214,11 @@ class Node(Connection):
                 break
             resource = Resource(self._prefix, f"probe {number} of {self.channel}")
         return resource, self._owner.channel
+
+
+def _refuse(probe: DeliveryProbe, reply: Reply) -> None:
+    if isinstance(reply, ErrorReply):
+        probe.refused(reply.text)
 
 
 class ImportingNode:

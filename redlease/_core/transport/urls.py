@@ -9,6 +9,7 @@ from redis.asyncio import ConnectionPool
 from redis.exceptions import RedisError
 
 from .addresses import REDIS_PORT, SENTINEL_PORT, NamedServers
+from .dialects import Protocol, declared_protocol
 from .sentinel import primary_pool
 
 CLUSTER = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
@@ -39,6 +40,12 @@ def read_url(url: str, options: dict[str, Any]) -> ConnectionPool | NamedServers
     if scheme != "unix" and database and not database.isdecimal():  # redis-py would silently use 0
         raise ValueError("the path of the URL is the number of a database: redis://host:port/0")
     return _checked_options(ConnectionPool.from_url(url, **options))
+
+
+def protocol_in(where: ConnectionPool | NamedServers) -> Protocol | None:
+    """Returns the protocol that a URL or its options ask for; None if they leave it open."""
+    pool = where.pool(where.seeds[0]) if isinstance(where, NamedServers) else where
+    return declared_protocol(pool.connection_kwargs)
 
 
 def _checked_options(pool: Pool) -> Pool:

@@ -120,6 +120,8 @@ class Windowed(ABC):
         super().__init__()
         self._unsent = Unsent()
         self._tag = 0
+        self._sends_texts = False  # whether the server loads no scripts, so that it gets the text of each with a call
+        self._known: set[str] = set()  # the scripts of which it has got the text
         self._reset_window()
 
     def _reset_window(self) -> list[OnReply]:
@@ -127,6 +129,7 @@ class Windowed(ABC):
         self._window = Window()
         self._room, self._room_left = self._window.size, 0  # for units more; as it was after the last write while full
         self._is_full = False  # whether calls wait in `_unsent`
+        self._known.clear()
         self._enough: float = 1  # how many calls make the next write in this iteration of the loop
         return self._unsent.clear()
 
@@ -141,10 +144,21 @@ class Windowed(ABC):
             return False
         self._tag = number = (self._tag + 1) % scripts.TAGS
         tag = b"%04x" % number
-        command = b"%b%b$4\r\n%b\r\n%b" % (script.head, resource.packed_keys, tag, tail)
+        head = self._head_of(script) if self._sends_texts else script.head
+        command = b"%b%b$4\r\n%b\r\n%b" % (head, resource.packed_keys, tag, tail)
         self._room -= script.units
         self._enqueue(command, tag, on_reply, script.deliver_after_pushes, script.units)
         return True
+
+    def _head_of(self, script: Script) -> bytes:
+        if script.sha in self._known:
+            return script.head
+        self._known.add(script.sha)
+        return script.text_head
+
+    def _forget_scripts(self) -> None:
+        """Sends the texts again: a server that is new to this connection does not know them."""
+        self._known.clear()
 
     @property
     def has_room(self) -> bool:

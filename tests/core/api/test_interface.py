@@ -87,7 +87,7 @@ async def test_a_client_tells_of_itself_and_no_secret() -> None:
         assert shown == "<Redlease prefix='p' owner='svc', not connected>"
     client = fake_client(prefix="p", owner="svc")
     async with client:
-        assert repr(client) == "<Redlease prefix='p' owner='svc', connected>"
+        assert repr(client) == "<Redlease prefix='p' owner='svc', connected, RESP2 on two connections>"
     assert repr(client) == "<Redlease prefix='p' owner='svc', closed>"
 
 

@@ -109,7 +109,7 @@ def wires() -> Wire:
 @pytest.fixture
 def session(wires: Wire) -> Session:
     """The requests of a client over it."""
-    return Session(LeaseManager(wires))
+    return Session(LeaseManager(wires), poll_interval_ms=500)
 
 
 @pytest.fixture
