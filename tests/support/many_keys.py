@@ -36,6 +36,11 @@ class Waiter:
     tag: float | None
 
 
+def ticket_of(entry: bytes) -> bytes:
+    """Return the ticket of an entry of the queue."""
+    return entry[18:] if entry.startswith(b"\xff") else entry
+
+
 class Stored:
     """The resource as the server stores it."""
 
@@ -52,7 +57,7 @@ class Stored:
             self._held[self.key(name)] += self.weight(name)
 
     def _waiter(self, entry: bytes, score: float) -> Waiter:
-        ticket = entry[18:] if entry.startswith(b"\xff") else entry
+        ticket = ticket_of(entry)
         tag = score - HEADS if HEADS <= score < REST else None
         return Waiter(self.key(ticket), self.weight(ticket), entry, tag)
 
@@ -137,6 +142,12 @@ class ManyKeys:
             self._do("release", self._random.choice(held), "", "", 0, 0, AGES_MS)
         return bool(held)
 
+    def _leave(self) -> None:
+        """Take a waiter out."""
+        waiting = sorted(waiter.order for waiter in Stored(self._engine).waiters)
+        if waiting:
+            self._do("release", ticket_of(self._random.choice(waiting)), "", "", 0, 0, AGES_MS)
+
     def _judge(self) -> None:
         stored = Stored(self._engine)
         assert stored.used >= stored.capacity or not stored.passed_over(), "units are free, and a key may have them"
@@ -148,8 +159,12 @@ class ManyKeys:
         if kind < 0.5:
             settings = draw.choice(["", "", "", f" 0   {draw.choice([0, 3, 4, 5])}"])
             self._ask(draw.choice(self._keys), f"{draw.choice(self._weights)}{settings}")
-        elif kind < 0.85:
+        elif kind < 0.8:
             self._release()
+        elif kind < 0.84:
+            self._leave()
+        elif kind < 0.85:
+            self._do("resize", draw.choice([CAPACITY - 3, CAPACITY, CAPACITY + 3]), AGES_MS)
         elif kind < 0.95:
             self._limit("each", "", draw.choice(["0", "1", "2", "", ""]))
         elif kind < 0.98:
