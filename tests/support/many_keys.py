@@ -106,10 +106,11 @@ class ManyKeys:
         self._numbers = itertools.count()
         self._keys = [f"k{number}" for number in range(KEY_COUNT)]
         self._weights = self._random.choice([[1], [1, 1, 2, 3]])
+        self._declared = self._random.choice([("", ""), ("5", "6")])  # limits of a key, before each release
         self._crowd = self._random.choice([0, 9])  # how many keys that are held back ask before each release
 
     def play(self, calls: int) -> int:
-        """Make so many calls, then raise limits again and again; return for how many rounds a key was passed over."""
+        """Make so many calls, then raise a limit or several; return for how many rounds a key was passed over."""
         self._ask("k0", "1 0   3")
         for _ in range(calls):
             self._draw()
@@ -187,7 +188,7 @@ class ManyKeys:
             self._call("limit", "each", "", units, "", AGES_MS, LABEL)
 
     def _raise_in_turn(self) -> int:
-        """Let new keys ask, processes declare two limits in turn, and holders release."""
+        """Let new keys ask, perhaps processes declare two limits in turn, and holders release."""
         rounds, most = Counter[str](), 0
         for number in range(ROUNDS):
             stored = Stored(self._engine)
@@ -198,8 +199,9 @@ class ManyKeys:
             for index in range(self._crowd):
                 self._call("limit", "back", f"back{number} {index}", 0, "", AGES_MS, LABEL)
                 self._ask_once(f"back{number} {index}", "1")
-            self._ask_once("", "1 0   5", waits_ms=0)
-            self._ask_once(f"new{number}", "1 0   6")
+            lower, higher = self._declared
+            self._ask_once("", f"1 0   {lower}", waits_ms=0)
+            self._ask_once(f"new{number}", f"1 0   {higher}")
             held = sorted(name for name in stored.holders if not name.startswith(b"\xff"))
             self._call("release", self._random.choice(held), "", "", 0, 0, AGES_MS)
         return most

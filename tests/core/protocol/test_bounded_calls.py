@@ -116,7 +116,7 @@ def test_keys_are_raised_bit_by_bit(crowd: Crowd) -> None:
 
 def limit_keys(crowd: Crowd, units: int | str) -> None:
     """Set an operator's limit for each key, or lift it with "", and do what is left to do."""
-    crowd.all_of("limit", "each", "", units, "", IDLE_MS, LABEL)
+    assert max(crowd.all_of("limit", "each", "", units, "", IDLE_MS, LABEL)) < MOST_COMMANDS
 
 
 def park(crowd: Crowd, count: int) -> list[str]:

@@ -419,12 +419,13 @@ function turns.raise()
     else
       local following = entry[2] - REST + 1
       turns.raised = turns.raised < 0 and -following or following
-      if key then
-        local held, number, head = read_key(key)
+      if not key then set('v', '0') end
+      local held, number, head = read_key(key or '')
+      if key and head == '' then
         write_key(key, held, number, head, turns.virtual)
         turns.tell_next(key) -- it may have to wait for less time now
       else
-        set('v', '0')
+        left = left + 0.75 -- it has a turn, which a few commands tell
       end
     end
   end
