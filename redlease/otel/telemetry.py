@@ -82,7 +82,7 @@ def _harmless(name: str, given_label: Callable[[str], str]) -> Callable[[str], s
             if not has_failed:
                 has_failed = True
                 logger.warning(
-                    "%s failed for %r, which is recorded without a label; it may fail again unlogged",
+                    "the function %s failed for %r, which is recorded without a label; it may fail again unlogged",
                     *(name, subject),
                     exc_info=True,
                     extra=about(subject if name == "resource_label" else None),
