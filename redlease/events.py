@@ -171,12 +171,14 @@ class RenewalFailed:
         ticket: The id of the permit.
         fence: The fencing token.
         error: What the server said; "no answer" if the connection was lost.
+        key: Whose turn the request takes; None without one.
     """
 
     resource: str
     ticket: str
     fence: int
     error: str
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

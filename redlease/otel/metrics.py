@@ -32,20 +32,22 @@ from redlease.events import (
 KEPT_MOST = 50_000  # events; with more, as when nobody collects, the oldest is recorded at once
 # Bounds of the histograms' buckets, in seconds: from a round trip to an hour.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
-RESOURCE, REASON, ERROR = "redlease.resource", "redlease.loss.reason", "error.type"
+RESOURCE, KEY, REASON, ERROR = "redlease.resource", "redlease.key", "redlease.loss.reason", "error.type"
+OTHER = "other"  # stands for the keys beyond the bound
 ENDS_OF_WAIT = (Granted, Abandoned)
 
 Attributes = dict[str, str]
+Labels = tuple[str, str]  # of a resource and of a key; empty without one
 
 
 class Metrics:
     """Keeps events until a reader collects, and records them then."""
 
-    def __init__(self, meter: Meter, label: Callable[[str], str]) -> None:
-        self._label = label
-        self._labels: set[str] = set()
+    def __init__(self, meter: Meter, label: Callable[[str], str], key_label: Callable[[str], str]) -> None:
+        self._label, self._key_label = label, key_label
+        self._labels: set[Labels] = set()
         self._events: deque[Event] = deque()
-        self._waiting: dict[tuple[str, str], float] = {}  # since when, by resource and ticket
+        self._waiting: dict[tuple[str, str], tuple[str | None, float]] = {}  # key, and since when; by resource, ticket
         bounds = {"explicit_bucket_boundaries_advisory": SECONDS}
         self._wait = meter.create_histogram("redlease.wait.duration", "s", "From a request to its grant.", **bounds)
         self._hold = meter.create_histogram("redlease.hold.duration", "s", "From a grant to its end.", **bounds)
@@ -75,7 +77,7 @@ class Metrics:
         """Keeps an event; for the thread of the event loop."""
         self._events.append(event)
         if isinstance(event, Queued):
-            self._waiting[event.resource, event.ticket] = clock.now_ms()
+            self._waiting[event.resource, event.ticket] = event.key, clock.now_ms()
         elif isinstance(event, ENDS_OF_WAIT) and event.queued:
             self._waiting.pop((event.resource, event.ticket), None)
         if len(self._events) > KEPT_MOST:
@@ -90,30 +92,30 @@ class Metrics:
         return [Observation(max(waits, default=0.0), about) for about, waits in self._waits()]
 
     def _waits(self) -> list[tuple[Attributes, list[float]]]:
-        """Returns the attributes and how long each queued request has waited, for every label that was ever used."""
-        now_ms = clock.now_ms()
-        waits = [(self._begun(resource), now_ms - since_ms) for (resource, _), since_ms in list(self._waiting.items())]
-        found: dict[str, list[float]] = {label: [] for label in tuple(self._labels)}
-        for label, waited_ms in waits:
-            found[label].append(waited_ms / 1000)
-        return [(_attributes(label), waited) for label, waited in found.items()]
+        """Returns the attributes and how long each queued request has waited, for all labels that were ever used."""
+        now_ms, waiting = clock.now_ms(), list(self._waiting.items())
+        waits = [(self._begun(resource, key), now_ms - since_ms) for (resource, _), (key, since_ms) in waiting]
+        found: dict[Labels, list[float]] = {labels: [] for labels in tuple(self._labels)}
+        for labels, waited_ms in waits:
+            found[labels].append(waited_ms / 1000)
+        return [(_attributes(labels), waited) for labels, waited in found.items()]
 
-    def _begun(self, resource: str) -> str:
-        """Returns the label of a resource; its counters begin at 0, or an alert would not see the first increase."""
-        label = self._label(resource)
-        if label not in self._labels:
-            self.begin(label)
-        return label
+    def _begun(self, resource: str, key: str | None) -> Labels:
+        """Returns the labels of a request; their counters begin at 0, or an alert would not see the first increase."""
+        labels = self._label(resource), self._key_label(key) if key else ""
+        if labels not in self._labels:
+            self.begin(labels)
+        return labels
 
-    def begin(self, label: str) -> None:
-        """Begins the counters of a label at 0."""
-        about = _attributes(label)
+    def begin(self, labels: Labels) -> None:
+        """Begins the counters of these labels at 0."""
+        about = _attributes(labels)
         for reason in get_args(LossReason):
             self._losses.add(0, about | {REASON: reason})
         for error in (AcquireTimeout, Unavailable):
             self._failures.add(0, about | {ERROR: error.__name__})
         self._renewals.add(0, about)
-        self._labels.add(label)
+        self._labels.add(labels)
 
     def _record_oldest(self) -> None:
         with suppress(IndexError):  # another thread has recorded it
@@ -127,7 +129,7 @@ class Metrics:
         elif isinstance(event, Connected):
             self._silences.add(event.silence is not None)
         else:
-            about = _attributes(self._begun(event.resource))
+            about = _attributes(self._begun(event.resource, event.key))
             if isinstance(event, Granted):
                 self._grants.add(1, about)
                 self._wait.record(event.waited, about)
@@ -142,5 +144,23 @@ class Metrics:
                 self._renewals.add(1, about)
 
 
-def _attributes(label: str) -> Attributes:
-    return {RESOURCE: label} if label else {}
+def _attributes(labels: Labels) -> Attributes:
+    resource, key = labels
+    about = {RESOURCE: resource} if resource else {}
+    return about | {KEY: key} if key else about
+
+
+def bounded(label: Callable[[str], str], most: int) -> Callable[[str], str]:
+    """Returns a label with so many values, the first that come, and `OTHER` for all that come later."""
+    known: set[str] = set()
+
+    def bounded_label(key: str) -> str:
+        value = label(key)
+        if not value or value in known:
+            return value
+        if len(known) >= most:
+            return OTHER
+        known.add(value)
+        return value
+
+    return bounded_label

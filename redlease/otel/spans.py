@@ -17,7 +17,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from redlease.events import Abandoned, Detached, Event, Granted, Lost, Released
 
 KEPT_MOST = 10_000  # open spans, and resources whose last hold is known; permits may be released elsewhere
-RESOURCE, TICKET, FENCE, WEIGHT = "redlease.resource", "redlease.ticket", "redlease.fence", "redlease.weight"
+RESOURCE, KEY, TICKET = "redlease.resource", "redlease.key", "redlease.ticket"
+FENCE, WEIGHT = "redlease.fence", "redlease.weight"
 REASON, ERROR, DETACHED = "redlease.loss.reason", "error.type", "redlease.detached"
 
 _trace_context = TraceContextTextMapPropagator()
@@ -48,9 +49,9 @@ def link_to(metadata: Mapping[str, str]) -> Link | None:
 class Spans:
     """Makes the spans of the events of clients."""
 
-    def __init__(self, tracer: Tracer, label: Callable[[str], str]) -> None:
+    def __init__(self, tracer: Tracer, label: Callable[[str], str], key_label: Callable[[str], str]) -> None:
         self._tracer = tracer
-        self._label = label
+        self._label, self._key_label = label, key_label
         self._holds: OrderedDict[tuple[str, str, int], Span] = OrderedDict()
         self._ended: OrderedDict[str, tuple[SpanContext, int]] = OrderedDict()  # by resource: its last hold, and when
 
@@ -102,4 +103,8 @@ class Spans:
 
     def _attributes(self, event: Granted | Abandoned) -> dict[str, str | int]:
         about: dict[str, str | int] = {TICKET: event.ticket, WEIGHT: event.weight}
-        return about | {RESOURCE: label} if (label := self._label(event.resource)) else about
+        if label := self._label(event.resource):
+            about[RESOURCE] = label
+        if event.key and (label := self._key_label(event.key)):
+            about[KEY] = label
+        return about

@@ -23,7 +23,7 @@ async def test_a_server_that_goes_away(own_server: OwnServer, make_client: MakeC
     client = await make_client(url=server.url, on_event=told.append)
     lock = client.lock("r", lease=1.2)
     with pytest.raises(LeaseLost):
-        async with lock.hold() as hold:
+        async with lock.hold(key="acme") as hold:
             server.pause()  # a renewal is sent, and has no answer
             await asyncio.sleep(30)
     with pytest.raises(TimeoutError):
@@ -34,7 +34,7 @@ async def test_a_server_that_goes_away(own_server: OwnServer, make_client: MakeC
     assert (lost.reason, lost.fence) == ("expired", hold.fence)
     assert 1.1 < lost.held < 60
     assert (late.ticket, late.error, late.queued) == ("late", "Unavailable", False)
-    assert (failed.fence, failed.error) == (hold.fence, "no answer")
+    assert (failed.fence, failed.error, failed.key) == (hold.fence, "no answer", "acme")
     assert "no answer for" in kinds[Disconnected].reason
     server.resume()
     await eventually(lambda: any(isinstance(event, Reconnected) for event in told))

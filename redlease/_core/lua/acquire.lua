@@ -52,7 +52,7 @@ if not weight then
   local is_faster = is_paced and turns.interval and (not burst or interval < turns.interval or burst > turns.burst)
   if per_key ~= turns.limit or is_paced then
     local is_higher = turns.limit > 0 and (per_key == 0 or per_key > turns.limit)
-    if (is_higher or is_faster) and turns.count > 0 and call('ZCARD', queue) > 0 then turns.raised = 1 end
+    if (is_higher or is_faster) and turns.count > 0 and call('ZCARD', queue) > 0 then turns.is_raised = true end
     turns.limit = per_key
     if interval then turns.interval, turns.burst = burst and interval, burst end
     set('b', per_key .. (turns.interval and format(' %d %d', turns.interval, turns.burst) or ''))
@@ -145,7 +145,7 @@ local function held(its_fence, since, was_until)
   local is_paced = rate and rate.is_changed
   if is_paced then adapt_rate() end
   if was_until > deadline then publish_to_head() end
-  if is_paced or turns.raised > 0 then more = grant_waiting() end
+  if is_paced or turns.raised ~= 0 then more = grant_waiting() end
   commit(deadline, idle)
   return {tag, GRANTED, tonumber(its_fence), tonumber(since), deadline, capacity, was_declared, more > 0 and more or nil}
 end

@@ -195,7 +195,8 @@ class Lease(BlockTask):
 
     def _report_failure(self, error: str) -> None:
         if (emit := self.manager.emit) is not None:
-            emit(RenewalFailed(self.request.resource.name, self.request.ticket, self.fence, error))
+            (name, ticket, _), key = self.request.subject(), self.request.key or None
+            emit(RenewalFailed(name, ticket, self.fence, error, key))
 
     def fill_lease(self) -> None:
         """Sends the first renewal if the lease is still the rest of a waiter lease; does not wait for the reply."""

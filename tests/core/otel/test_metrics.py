@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import redlease.otel.metrics
-from redlease.events import Granted, Queued, Reconnected, Released, RenewalFailed
+from redlease.events import Abandoned, Granted, Lost, Queued, Reconnected, Released, RenewalFailed
 from redlease.otel import Telemetry
 
 from helpers import until_waiting
@@ -108,6 +108,49 @@ def test_a_label_that_raises(
     assert found["redlease.queue.length"] == {"": 1, "42": 1}
     (record,) = (record for record in caplog.records if record.name == "redlease")
     assert record.__dict__["resource"] == "nameless"
+
+
+def test_a_label_of_keys(meters: MeterProvider, reader: InMemoryMetricReader) -> None:
+    """All that is counted of requests is counted by their keys too; requests without one have no such attribute."""
+    telemetry = Telemetry(key_label=str.upper, meter_provider=meters)
+    telemetry(Queued("r", "waits", 1, 0, "acme"))
+    telemetry(Granted("r", "t", 1, 7, 0.1, False, "acme"))
+    telemetry(Granted("r", "t", 1, 8, 0.1, False))
+    telemetry(Released("r", "t", 1, 7, 0.1, "acme"))
+    telemetry(Lost("r", "t", 1, 7, 0.1, "gone", "acme"))
+    telemetry(Abandoned("r", "t", 1, 0.1, False, "AcquireTimeout", "acme"))
+    telemetry(RenewalFailed("r", "t", 7, "no answer", "acme"))
+    found = points(reader)
+    assert found["redlease.grants"] == found["redlease.wait.duration"] == {"ACME": 1, "": 1}
+    assert found["redlease.queue.length"] == {"ACME": 1, "": 0}
+    assert found["redlease.hold.duration"] == {"ACME": 2}
+    assert found["redlease.renewal.failures"] == {"ACME": 1, "": 0}
+    assert (found["redlease.losses"]["ACME gone"], found["redlease.losses"]["gone"]) == (1, 0)
+    assert found["redlease.acquire.failures"]["ACME AcquireTimeout"] == 1
+
+
+def test_keys_beyond_a_bound_are_counted_together(meters: MeterProvider, reader: InMemoryMetricReader) -> None:
+    """The first ten of a hundred keys have series of their own, and keep them; no request is missing."""
+    telemetry = Telemetry(key_label=lambda key: key, max_keys=10, meter_provider=meters)
+    for number in [*range(100), *range(100)]:
+        telemetry(Queued("r", f"t{number}", 1, 0, f"k{number}"))
+        telemetry(Granted("r", f"other{number}", 1, number, 0.1, False, f"k{number}"))
+    found = points(reader)
+    assert found["redlease.grants"] == {f"k{number}": 2 for number in range(10)} | {"other": 2 * 90}
+    assert found["redlease.queue.length"]["other"] == 90
+
+
+def test_a_label_of_keys_that_raises(
+    meters: MeterProvider, reader: InMemoryMetricReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Keys for which it raises are recorded without, which is logged once; a bound below 1 is refused."""
+    telemetry = Telemetry(key_label=lambda key: key.split(":")[1], meter_provider=meters)
+    for key in ("nameless", "nameless", "org:7"):
+        telemetry(Granted("r", "t", 1, 7, 0.1, False, key))
+    assert points(reader)["redlease.grants"] == {"": 2, "7": 1}
+    assert ["key_label" in record.message for record in caplog.records if record.name == "redlease"] == [True]
+    with pytest.raises(ValueError, match="max_keys"):
+        Telemetry(max_keys=0)
 
 
 def test_events_that_nobody_collects(

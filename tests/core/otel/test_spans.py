@@ -117,3 +117,17 @@ async def test_the_trace_context_in_metadata(observed: Redlease, tracers: Tracer
     assert link is not None
     assert link.context.span_id == span.get_span_context().span_id
     assert link_to({}) is None
+
+
+async def test_spans_name_the_key(
+    engine: str, make_client: MakeClient, tracers: TracerProvider, exporter: InMemorySpanExporter
+) -> None:
+    """With a label of keys the spans of requests with a key have it, and no others."""
+    telemetry = Telemetry(key_label=str.upper, max_keys=1, tracer_provider=tracers, meter_provider=MeterProvider())
+    pool = (await make_client(on_event=telemetry)).semaphore("r", capacity=1)
+    with tracers.get_tracer("test").start_as_current_span("caller"):
+        for key in ("acme", "other", None):
+            async with pool.hold(key=key):
+                pass
+    holds = [span for span in exporter.get_finished_spans() if span.name == "redlease.hold"]
+    assert [(span.attributes or {}).get("redlease.key") for span in holds] == ["ACME", "OTHER", None]

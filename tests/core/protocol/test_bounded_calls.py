@@ -9,7 +9,7 @@ import pytest
 from redlease._core.protocol.replies import Status
 from redlease._core.protocol.snapshots import Reading
 
-from crowd import GONE_MS, IDLE_MS, LEASE_MS, Crowd
+from crowd import GONE_MS, IDLE_MS, LABEL, LEASE_MS, Crowd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,6 +112,89 @@ def test_keys_are_raised_bit_by_bit(crowd: Crowd) -> None:
     commands = crowd.all_of("release", "", "", "", 0, 0, IDLE_MS)
     assert max(commands) < MOST_COMMANDS
     assert crowd.waiting() == []
+
+
+def limit_keys(crowd: Crowd, units: int | str) -> None:
+    """Set an operator's limit for each key, or lift it with "", and do what is left to do."""
+    assert max(crowd.all_of("limit", "each", "", units, "", IDLE_MS, LABEL)) < MOST_COMMANDS
+
+
+def park(crowd: Crowd, count: int) -> list[str]:
+    """Let two requests of each of so many keys wait under an operator's limit of 0, and lift that in one call."""
+    names = [f"k{number}" for number in range(count)]
+    limit_keys(crowd, 0)
+    crowd.wait([*names, *names])
+    crowd.call("limit", "each", "", "", "", IDLE_MS, LABEL)
+    return names
+
+
+def rounds_until(crowd: Crowd, names: list[str], most: int, newcomers: list[str]) -> tuple[int, int]:
+    """Let newcomers, each with its key, ask for these weights, and the holder release, until each name was granted.
+
+    Returns how many rounds that took, and how many newcomers were granted.
+    """
+    missing, new = set(names), 0
+    for number in range(most):
+        for index, weight in enumerate(newcomers):
+            crowd.ask(key=f"new{number} {index}", weight=weight)
+        for ticket in crowd.holders():
+            key = crowd.key_of(ticket)
+            new += key.startswith("new")
+            missing.discard(key)
+        if not missing:
+            return number, new
+        crowd.release(crowd.holders()[0])
+    pytest.fail(f"{len(missing)} keys were not granted in {most} rounds")
+
+
+def test_newcomers_pass_keys_briefly(crowd: Crowd) -> None:
+    """While the keys that waited at their limit are found bit by bit, few new ones pass the last of them."""
+    crowd.hold()
+    rounds, new = rounds_until(crowd, park(crowd, 100), 150, ["1"])
+    assert rounds <= 100 + 13
+    assert new <= 13
+
+
+def test_raises_in_turn_starve_no_key(crowd: Crowd) -> None:
+    """Processes declare a limit of 5 and of 6 in turn; each 6 is a raise, and the search for keys goes on."""
+    crowd.hold()
+    names = park(crowd, 100)
+    rounds, new = rounds_until(crowd, names, 150, ["1 0   5", "1 0   6"])
+    assert rounds <= 100 + 2 * 13
+    assert new <= 2 * 13
+
+
+def test_a_raise_reaches_keys_that_were_looked_at(crowd: Crowd) -> None:
+    """Those that were found still at their limit are found again, however many keys come to theirs meanwhile."""
+    names, capacity = [f"k{number}" for number in range(40)], 41
+    for key in (*names, *names):
+        crowd.ask(key=key, weight="1 0   1", capacity=capacity)
+    crowd.ask("first", capacity=capacity)
+    crowd.call("limit", "each", "", 1, "", IDLE_MS, LABEL)
+    crowd.call("limit", "each", "", 2, "", IDLE_MS, LABEL)
+    before, ticket = set(crowd.holders()), "first"
+    for number in range(40):
+        for key in [f"new{number} {index}" for index in range(9)]:
+            crowd.call("limit", "back", key, 0, "", IDLE_MS, LABEL)
+            assert crowd.ask(key=key, capacity=capacity)[0] == Status.QUEUED
+        crowd.release(ticket)
+        (ticket,) = set(crowd.holders()) - before
+    assert len(crowd.waiting()) == 9 * 40
+
+
+def test_a_heavy_first_waiter_leaves_no_key_below_its_limit(crowd: Crowd) -> None:
+    """The first keys that are found after a raise are too heavy for what is free: the light ones are found too."""
+    crowd.ask("holder", weight=20, capacity=30)
+    limit_keys(crowd, 0)
+    crowd.wait([f"heavy{number}" for number in range(20)], weight=15, capacity=30)
+    crowd.wait([f"light{number}" for number in range(20)], capacity=30)
+    limit_keys(crowd, "")
+    assert sorted(crowd.key_of(ticket)[:5] for ticket in crowd.holders() if ticket != "holder") == ["light"] * 10
+    for number in range(20):  # they came later, and pass no heavy one for longer than its turn lasts
+        assert crowd.ask(key=f"new{number}", capacity=30)[0] == Status.QUEUED
+    for ticket in crowd.holders():
+        crowd.all_of("release", ticket, "", "", 0, 0, IDLE_MS)
+    assert len(crowd.holders()) == 30
 
 
 @pytest.mark.parametrize("key", ["", "k"])

@@ -12,6 +12,7 @@ from unittest import mock
 import loss_cases
 import pytest
 import redis
+from many_keys import ManyKeys
 from stopped_scripts import History, RealStopping, stopping
 
 import redlease
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 BUGS = sorted((Path(__file__).parents[3] / "proof" / "bugs").glob("*.patch"))
 BUGS_OF_REPAIR = sorted((Path(__file__).parents[3] / "proof" / "bugs" / "repair").glob("*.patch"))
+BUGS_OF_KEYS = sorted((Path(__file__).parents[3] / "proof" / "bugs" / "keys").glob("*.patch"))
 BUGS_OF_STOPPED = sorted((Path(__file__).parents[3] / "proof" / "bugs" / "stopped").glob("*.patch"))
 RESOURCES, CALLS_EACH = 1000, 250
 # The first resource of a search from 0 on that shows a bug which few of them show: to begin with it spares minutes.
@@ -99,4 +101,17 @@ def test_a_planted_bug_of_stopped_calls_is_caught(server: Server, patch: Path, t
     with RealStopping(server, stopped) as engine, pytest.raises(AssertionError) as caught:
         for number in range(RESOURCES):
             History(engine, "planted", number).stop_each()
+    logger.info("%s: %s", patch.stem, str(caught.value).partition("\n")[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real_engine", ["valkey9"])
+@pytest.mark.parametrize("patch", BUGS_OF_KEYS, ids=lambda patch: patch.stem)
+def test_a_planted_bug_of_many_keys_is_caught(server: Server, patch: Path, tmp_path: Path) -> None:
+    """After a raised limit units are idle, or a key is passed over again and again."""
+    buggy = planted(patch, tmp_path)
+    assert any(script.text != buggy[script.name].text for script in scripts.SCRIPTS)
+    with RealEngine(server, buggy) as engine, pytest.raises(AssertionError) as caught:
+        for number in range(RESOURCES):
+            ManyKeys(engine, f"0 {number}").play(200)
     logger.info("%s: %s", patch.stem, str(caught.value).partition("\n")[0])

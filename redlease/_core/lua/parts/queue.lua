@@ -149,16 +149,18 @@ local function grant_waiting()
   if capacity == 0 then return 0 end -- the state was deleted: the next acquire declares the capacity
   local reaped = used >= capacity
   if reaped then reap() end
-  if turns.raised > 0 and used < capacity then turns.raise() end
+  if turns.raised ~= 0 and used < capacity then turns.raise() end
   while left > 0 and used < capacity do
-    if was.waiting <= 0 then return turns.raised > 0 and 1 or 0 end -- a queue that has become empty cannot be touched while its slot moves
+    if was.waiting <= 0 then return 0 end -- a queue that has become empty cannot be touched while its slot moves
     local head, entry, tag, key = first_waiter()
-    if not head and (reaped or turns.count == 0 or call('ZCARD', queue) == 0) then return turns.raised > 0 and 1 or 0 end
+    if not head and turns.raised == 0 and (reaped or turns.count == 0 or call('ZCARD', queue) == 0) then return 0 end
     local text = head and call('HGET', state, 't' .. head)
     local weight, _, lease, since, place, request, label = parse(text or '')
     local lapses = weight and lasts(place, request)
     left = left - 1 - #(text or '') / 2048
-    if not head then -- all who wait are of keys at their limits, maybe by holders whose leases have ended
+    if not head and turns.raised ~= 0 then -- keys that were not looked at yet may have one
+      turns.raise()
+    elseif not head then -- all who wait are of keys at their limits, maybe by holders whose leases have ended
       reaped = true
       reap()
     elseif not lapses then
@@ -176,6 +178,8 @@ local function grant_waiting()
     elseif not reaped then
       reaped = true
       reap()
+    elseif turns.raised ~= 0 then -- a key that was not looked at yet may go before the head
+      turns.raise()
     else
       return 0
     end

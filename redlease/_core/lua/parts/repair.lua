@@ -211,8 +211,8 @@ local header = {
 }
 if found.tickets > 0 then
   local virtual = turns.virtual or found.lowest < REST and math.max(0, found.lowest - HEADS - 1) or 0
-  local start, raised = turns.start or virtual, waiters_that_fit > 0 and 1 or 0
-  header.g = format('%d %.0f %.0f %.0f %d %d %d', found.tickets, virtual, start, found.number, raised, found.limits, found.keys)
+  local start, raised = turns.start or virtual, waiters_that_fit > 0 and 1 or 0 -- all keys are looked at, whatever the limits were
+  header.g = format('%d %.0f %.0f %.0f %d %.0f %d %d', found.tickets, virtual, start, found.number, raised, raised * found.number, found.limits, found.keys)
 end
 local words = {}
 for field, text in pairs(header) do

@@ -37,11 +37,11 @@ local function read(ticket, check_ms)
     rate = {interval = tonumber(interval), burst = tonumber(burst), tat = tonumber(tat)}
   end
   if was.turns then
-    local count, virtual, start, numbers, raised, limits, keys =
-      string.match(was.turns, '^(%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+) (%d+)$')
+    local count, virtual, start, numbers, raised, raised_to, limits, keys =
+      string.match(was.turns, '^(%d+) (%d+) (%-?%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+)$')
     if keys then
       turns.count, turns.virtual, turns.start, turns.numbers = count + 0, virtual + 0, start + 0, numbers + 0
-      turns.raised, turns.limits, turns.keys = raised + 0, limits + 0, keys + 0
+      turns.raised, turns.raised_to, turns.limits, turns.keys = raised + 0, raised_to + 0, limits + 0, keys + 0
     else
       was.turns, was.checked = false, '0' -- it was overwritten: repair.lua writes it again
     end

@@ -18,7 +18,7 @@ local HEADS, REST = 2251799813685248, 4503599627370496 -- 2^51 and 2^52, so that
 local ONE = 1000 -- a unit at share 1: tags are whole numbers
 local MILLION = 1048576 -- 2^20
 local ALL = 2147483647 -- the weight of a writer: its turn costs no more than that of a reader
-if not was.turns then turns.virtual, turns.start, turns.numbers, turns.limits = 0, 0, 0, 0 end
+if not was.turns then turns.virtual, turns.start, turns.numbers, turns.limits, turns.raised_to = 0, 0, 0, 0, 0 end
 turns.limited = turns.limit > 0 or turns.limits > 0 or turns.interval
 
 -- Of a great capacity a unit costs less, so that no cost is beyond 2^40, and the millionth part of all as much as a unit of a million.
@@ -266,10 +266,19 @@ function turns.tell_next(key, ms)
   if entry and wait >= 0 then publish_expiry(turns.ticket(entry), wait) end
 end
 
+-- Notes that keys which wait at their limit may have more units now. A pass over them that is under way is followed by another: if
+-- it began again, raises in turn would never let it come to the last keys. It ends at the last number of now, since
+-- a key with a later one is at the limit as it is now.
+function turns.begin_pass()
+  if turns.raised > 1 then turns.raised = -turns.raised end
+  if turns.raised >= 0 then turns.raised, turns.raised_to = 1, turns.numbers end
+end
+if turns.is_raised then turns.begin_pass() end -- by a declaration, see acquire.lua
+
 -- Gives a key a first waiter if it may have one now; with the key '' all keys that have none.
 function turns.look_again(key)
   if key ~= '' then return turns.use(key, 0) end
-  turns.raised = 1
+  turns.begin_pass()
   turns.raise()
 end
 
@@ -393,25 +402,31 @@ function turns.park(member, key, weight)
   return true
 end
 
--- Gives keys that waited at their limit a first waiter, after the limit was raised; the next call goes on from the number
--- `turns.raised`. Half of what a call may do is left for grants, so that no unit is idle meanwhile.
+-- Gives keys that waited at their limit a first waiter, after the limit was raised. The next call goes on from the number
+-- `turns.raised`, which is negative if the limit was raised again meanwhile, to `turns.raised_to`. Half of what a call may
+-- still do is left for grants, so that no unit is idle meanwhile.
 function turns.raise()
   local rest = left / 2
-  while left > rest do
+  while left > rest and turns.raised ~= 0 do
     left = left - 1
-    local entry = call('ZRANGEBYSCORE', queue, format('%.0f', REST + turns.raised), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    local from, to = format('%.0f', REST + math.abs(turns.raised)), format('%.0f', REST + turns.raised_to)
+    local entry = call('ZRANGEBYSCORE', queue, from, to, 'WITHSCORES', 'LIMIT', 0, 1)
+    local key = entry[1] and turns.of(turns.ticket(entry[1]))
     if not entry[1] then
-      turns.raised = 0
-      return
-    end
-    turns.raised = entry[2] - REST + 1
-    local key = turns.of(turns.ticket(entry[1]))
-    if key then
-      local held, number, head = read_key(key)
-      write_key(key, held, number, head, turns.virtual)
-      turns.tell_next(key) -- it may have to wait for less time now
+      local is_raised_again = turns.raised < 0
+      turns.raised, turns.raised_to = 0, 0
+      if is_raised_again then turns.begin_pass() end
     else
-      set('v', '0')
+      local following = entry[2] - REST + 1
+      turns.raised = turns.raised < 0 and -following or following
+      if not key then set('v', '0') end
+      local held, number, head = read_key(key or '')
+      if key and head == '' then
+        write_key(key, held, number, head, turns.virtual)
+        turns.tell_next(key) -- it may have to wait for less time now
+      else
+        left = left + 0.75 -- it has a turn, which a few commands tell
+      end
     end
   end
 end
@@ -482,7 +497,7 @@ end
 function turns.store()
   if turns.virtual > HEADS / 2 then restart() end
   local text = turns.count > 0
-    and format('%d %.0f %.0f %.0f %.0f %d %d', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised, turns.limits, turns.keys)
+    and format('%d %.0f %.0f %.0f %.0f %.0f %d %d', turns.count, turns.virtual, turns.start, turns.numbers, turns.raised, turns.raised_to, turns.limits, turns.keys)
   if text and text ~= was.turns then set('g', text) end
   if was.turns and not text then call('HDEL', state, 'g') end
   was.turns = text
