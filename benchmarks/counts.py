@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from redlease import Redlease, Semaphore
-from redlease._core.transport.driver import SocketDriver
+from redlease._core.transport.opening.driver import SocketDriver
 from redlease.events import OnEvent
 
 from lua_steps import CountingLua

@@ -141,7 +141,7 @@ async def test_a_server_is_examined(own_server: OwnServer, prefix: str) -> None:
         findings = by_check(await examine(server.url, prefix))
     assert list(findings) == [
         *("server", "rights", "round trip", "clock", "persistence", "eviction", "memory", "replicas"),
-        *("keys", "leases", "damage"),
+        *("messages", "keys", "leases", "damage"),
     ]
     warned = {name for name, each in findings.items() if each.level != Level.OK}
     assert warned == {"persistence", "keys"}

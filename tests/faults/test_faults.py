@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redlease import AcquireTimeout, LeaseLost, Unavailable
-from redlease._core.transport.driver import SocketDriver
+from redlease._core.transport.opening.driver import SocketDriver
 
 from helpers import eventually, left_over, queue_up, until_waiting
 from proxy import Chances, Fault

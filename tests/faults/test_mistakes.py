@@ -17,8 +17,8 @@ from redlease._core.hold import lease_of
 from redlease._core.session.schedule import Schedule
 from redlease._core.transport.cluster import Cluster
 from redlease._core.transport.connection import Connection
-from redlease._core.transport.driver import SocketDriver
 from redlease._core.transport.node import Node
+from redlease._core.transport.opening.driver import SocketDriver
 
 from helpers import cancel, eventually, queue_up
 

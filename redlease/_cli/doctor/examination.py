@@ -10,7 +10,7 @@ from redlease._core.transport.masters import Refused
 from .facts import read_facts
 from .findings import Finding, Level
 from .key_checks import check_keys, check_resources
-from .server_checks import check_server
+from .server_checks import check_manner, check_server
 
 
 async def examine(url: str, prefix: str) -> list[Finding]:
@@ -31,6 +31,8 @@ async def examine(url: str, prefix: str) -> list[Finding]:
                     check = "rights" if isinstance(error, Refused) else "connection"
                     findings.append(Finding(check, Level.ERROR, str(error), server=master.name))
             try:
+                await client.lock("any").locked()  # of a cluster, each node that is used finds out
+                findings.append(check_manner(await client._connection.found_manner()))
                 findings += [await check_keys(masters, prefix), *await check_resources(client)]
             except (Refused, Unavailable) as error:
                 findings.append(Finding("keys", Level.WARNING, f"not all looked at: {error}"))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from redlease._cli.plain import span
+from redlease._core.transport.opening.manner import Manner
 
 from .facts import OPTIONAL, Facts
 from .findings import Finding, Level
@@ -27,6 +28,21 @@ def check_server(facts: Facts, *, as_cluster: bool) -> Iterator[Finding]:
     if facts.info.get("cluster_enabled") == "1":
         level, detail, advice = _cluster(facts, as_cluster=as_cluster)
         yield Finding("cluster", level, detail, advice, facts.server)
+
+
+def check_manner(manner: Manner) -> Finding:
+    """Returns what the client found out about messages, protocol and scripts, while it connected."""
+    ways = ["RESP3 on one connection" if manner.protocol == 3 else "RESP2 on two connections"]
+    ways.append("scripts are sent as text, since the server loads none" if manner.sends_texts else "scripts are loaded")
+    if manner.silence is None:
+        return Finding("messages", Level.OK, "; ".join(["they arrive", *ways]))
+    return Finding(
+        "messages",
+        Level.WARNING,
+        "; ".join([f"none arrive ({manner.silence}), so waiting requests poll", *ways]),
+        "Allow PUBLISH in scripts and SUBSCRIBE: for the Redis user, on the server, and in a proxy between. Until then "
+        "a hand-off takes up to `poll_interval`",
+    )
 
 
 Found = tuple[Level, str, str]

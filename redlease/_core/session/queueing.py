@@ -23,7 +23,7 @@ from redlease._core.protocol.error_replies import ErrorReply
 from redlease._core.protocol.replies import Granted, Message, Queued, Status
 from redlease._core.protocol.snapshots import LARGE_READS_AT_ONCE
 from redlease._core.transport.base import CLOSED, SILENCE_MS, Reached, Reply, Transport, all_resources
-from redlease._core.transport.manner import Manner
+from redlease._core.transport.opening.manner import Manner
 from redlease.errors import RedleaseError
 from redlease.events import Queued as QueuedEvent
 

@@ -24,8 +24,9 @@ from redlease._core.protocol.scripts import Script
 from redlease.errors import RedleaseError, Unavailable
 from redlease.events import Connected, OnEvent
 
-from .dialects import Protocol as RespVersion
-from .manner import Manner
+from .opening.delivery import ARRIVES_S
+from .opening.dialects import Protocol as RespVersion
+from .opening.manner import Manner
 
 logger = logging.getLogger("redlease")
 
@@ -163,6 +164,7 @@ class Transport(ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = 0
         self._closed = False
+        self._has_manner: asyncio.Event | None = None
 
     # Calls
 
@@ -296,15 +298,25 @@ class Transport(ABC):
     def unsubscribe(self, channel: str, listener: Callable[[bytes], None]) -> None:
         """Ends one `subscribe`."""
 
+    async def found_manner(self) -> Manner:
+        """Waits until it is known how the client works with the server; call it once a server can be called."""
+        async with asyncio.timeout(ARRIVES_S + self.limit_ms / 1000):
+            while self.manner is None:
+                self._has_manner = self._has_manner or asyncio.Event()
+                await self._has_manner.wait()
+        return self.manner
+
     def set_manner(self, manner: Manner) -> None:
         """Records how the client works with the server, and says so where it has changed."""
         was, self.manner = self.manner, manner
+        if self._has_manner is not None:
+            self._has_manner.set()
         if was == manner:
             return
         logger.info("how redlease works with the server: %s", manner, extra=about())
         if manner.silence is not None:
             logger.warning(
-                "messages from the server do not arrive (%s), so waiting requests poll instead. Allow PUBLISH in "
+                "no messages arrive from the server (%s), so waiting requests poll instead. Allow PUBLISH in "
                 "scripts and SUBSCRIBE for this user, server and proxy; `redlease doctor` says more",
                 manner.silence,
                 extra=about(),

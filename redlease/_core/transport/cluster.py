@@ -29,8 +29,8 @@ from redlease.events import Disconnected, Reconnected
 from .addresses import Address, Servers
 from .base import Endpoint, GrowingTimeout, Reached, Transport, all_resources, backed_off, end
 from .connection import BACKOFF_S
-from .handshake import explain, is_mistake, refusal_of
 from .node import ImportingNode, Node
+from .opening.handshake import explain, is_mistake, refusal_of
 from .topology import SLOTS, Topology, changed_slots, key_slot, query_node, read_moved
 
 logger = logging.getLogger("redlease")

@@ -33,11 +33,12 @@ from redlease._core.protocol.scripts import Script
 from redlease.errors import RedleaseError
 from redlease.events import Disconnected, Reconnected
 
-from . import dialects
 from .base import SILENCE_MS, GrowingTimeout, OnReply, Reply, Transport, backed_off, end, set_result_once
-from .delivery import DeliveryProbe
-from .driver import Driver, ReplyError, error_text
-from .handshake import (
+from .opening import dialects
+from .opening.delivery import DeliveryProbe
+from .opening.driver import Driver, ReplyError, error_text
+from .opening.drivers import open_driver
+from .opening.handshake import (
     INFO_PARTS,
     check_eviction,
     explain,
@@ -50,8 +51,7 @@ from .handshake import (
     run_once,
     settle_exchange,
 )
-from .manner import Manner
-from .opening import open_driver
+from .opening.manner import Manner
 from .window import Windowed
 
 logger = logging.getLogger("redlease")

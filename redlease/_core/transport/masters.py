@@ -15,8 +15,8 @@ from redlease.errors import RedleaseError, Unavailable
 
 from .addresses import Address
 from .base import Transport
-from .driver import error_text, open_connection
-from .handshake import explain
+from .opening.driver import error_text, open_connection
+from .opening.handshake import explain
 
 Command = Sequence[str | bytes | int]
 

@@ -18,8 +18,8 @@ from redlease.errors import RedleaseError
 from .addresses import Address
 from .base import Departs, OnReply, Reply
 from .connection import Connection
-from .delivery import DeliveryProbe
-from .manner import Manner
+from .opening.delivery import DeliveryProbe
+from .opening.manner import Manner
 
 logger = logging.getLogger("redlease")
 

@@ -18,7 +18,7 @@ from redis.asyncio import ConnectionPool
 from redlease._core.protocol import encoding
 
 from .base import end
-from .driver import open_connection
+from .opening.driver import open_connection
 
 ANSWER_MS = 5000  # how long connecting and answering may take, beside the wait for the replicas
 

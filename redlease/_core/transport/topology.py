@@ -11,7 +11,7 @@ from redis.crc import key_slot
 from redlease.errors import RedleaseError
 
 from .addresses import Address, Servers
-from .driver import open_connection
+from .opening.driver import open_connection
 
 __all__ = ["SLOTS", "Topology", "changed_slots", "key_slot", "query_node", "read_moved", "read_slots"]
 

@@ -9,7 +9,7 @@ from redis.asyncio import ConnectionPool
 from redis.exceptions import RedisError
 
 from .addresses import REDIS_PORT, SENTINEL_PORT, NamedServers
-from .dialects import Protocol, declared_protocol
+from .opening.dialects import Protocol, declared_protocol
 from .sentinel import primary_pool
 
 CLUSTER = {"redis+cluster": "redis", "rediss+cluster": "rediss"}

@@ -16,8 +16,8 @@ from redlease._core.protocol.encoding import Resource
 from redlease._core.protocol.error_replies import ErrorReply
 from redlease._core.protocol.replies import MESSAGE_BYTES_MAX, Message, ServerInfo
 from redlease._core.transport.connection import Connection
-from redlease._core.transport.driver import ReplyError
-from redlease._core.transport.handshake import read_hello
+from redlease._core.transport.opening.driver import ReplyError
+from redlease._core.transport.opening.handshake import read_hello
 
 words = st.one_of(
     st.sampled_from([b"g", b"x", b"m", b"r", b"c", b"l", b"", b"-1", b"9" * 5000, b"1e9", b"1_0", b"\xff", b"nan"]),

@@ -24,7 +24,9 @@ FILES = {
     path.name.removesuffix(".lua"): path.read_text()
     for path in Path(redlease.__file__).parent.glob("_core/lua/**/*.lua")
 }
-OPERATIONS = {script.name: script for script in (*scripts.SCRIPTS, scripts.ACQUIRE_FOR_KEY, scripts.PROBE)}
+OPERATIONS = {
+    script.name: script for script in (*scripts.SCRIPTS, scripts.ACQUIRE_FOR_KEY, scripts.PROBE, scripts.DELIVER)
+}
 PARTS = FILES.keys() - OPERATIONS.keys()  # put before or into the operations
 
 # The fields of the header by their names, without what the scripts note beside them.

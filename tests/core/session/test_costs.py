@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redlease._core.protocol.encoding import Resource
-from redlease._core.transport.driver import SocketDriver
+from redlease._core.transport.opening.driver import SocketDriver
 
 from clusters import told
 from helpers import eventually, queue_up, until_waiting

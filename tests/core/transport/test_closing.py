@@ -11,7 +11,7 @@ import pytest
 
 from redlease import Redlease
 from redlease._core.transport import cluster, connection
-from redlease._core.transport.driver import ClientDriver
+from redlease._core.transport.opening.driver import ClientDriver
 
 
 @pytest.mark.parametrize("kind", ["redis", "redis+cluster"])

@@ -7,12 +7,15 @@ import contextlib
 import logging
 import time
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from redlease import AcquireTimeout, QueueFull, Rate, Redlease, RedleaseError
-from redlease._core.transport import dialects
+from redlease._cli.doctor.examination import examine
+from redlease._cli.doctor.findings import Level
+from redlease._core.transport.opening import dialects
 from redlease.events import Connected, Event
 
 from dialects import (
@@ -26,7 +29,7 @@ from dialects import (
 from helpers import eventually, queue_up, until_waiting
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from conftest import OwnServer
     from servers import Server
@@ -42,7 +45,7 @@ TEXTS = {"no SCRIPT": (lacks("SCRIPT"),), "no SCRIPT and no HELLO": (lacks("SCRI
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered() -> AsyncIterator[None]:
+def nothing_remembered() -> Iterator[None]:
     """Each test begins with a process that knows no server."""
     dialects.forget_all()
     yield
@@ -150,7 +153,7 @@ async def test_resp2_is_found(server: Server, prefix: str, dialect: str, caplog:
         lines = [record.getMessage() for record in caplog.records if "RESP2" in record.getMessage()]
         assert len([line for line in lines if line.startswith("how redlease works")]) == 1
         assert Connected(protocol=2, connections=2, sends_texts=False, silence=None) in events
-        assert not [record for record in caplog.records if "do not arrive" in record.getMessage()]
+        assert not [record for record in caplog.records if "no messages arrive" in record.getMessage()]
     # It is remembered for the address.
     async with DialectProxy(server.port, *RESP2[dialect]) as other:
         assert other.connections == 0
@@ -233,10 +236,13 @@ async def test_messages_that_do_not_arrive(
     ):
         async with asyncio.timeout(2):
             await eventually(lambda: client._connection.manner is not None, 2)
-        warnings = [record for record in caplog.records if "do not arrive" in record.getMessage()]
+        warnings = [record for record in caplog.records if "no messages arrive" in record.getMessage()]
         assert len(warnings) == 1
         assert "poll" in repr(client)
         assert [event.silence for event in events if isinstance(event, Connected)] != [None]
+        (found,) = [found for found in await examine(url, prefix) if found.check == "messages"]
+        assert found.level is Level.WARNING
+        assert "none arrive" in found.detail
         assert await five_holds(client) < 5 * POLL_S + 1
         await check_locks(client)
         await check_others(client)
@@ -255,11 +261,11 @@ async def test_messages_that_arrive_again(server: Server, prefix: str, caplog: p
                 (task,) = await queue_up(lock, 1)
                 proxy.has_messages = has_messages
                 proxy.close_all()
-                await eventually(lambda wanted=has_messages: _hears(client) is wanted, 5)
+                await eventually(partial(_hears, client, wanted=has_messages), 5)
             await lock.release(await asyncio.wait_for(task, 5))
-        assert len([record for record in caplog.records if "do not arrive" in record.getMessage()]) == 1
+        assert len([record for record in caplog.records if "no messages arrive" in record.getMessage()]) == 1
 
 
-def _hears(client: Redlease) -> bool:
+def _hears(client: Redlease, *, wanted: bool) -> bool:
     manner = client._connection.manner
-    return manner is not None and manner.silence is None
+    return manner is not None and (manner.silence is None) is wanted

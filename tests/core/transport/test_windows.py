@@ -17,8 +17,8 @@ from redlease._core.protocol import scripts
 from redlease._core.protocol.encoding import Resource
 from redlease._core.transport.addresses import Address
 from redlease._core.transport.connection import Connection
-from redlease._core.transport.driver import SocketDriver
 from redlease._core.transport.node import ImportingNode, Node
+from redlease._core.transport.opening.driver import SocketDriver
 from redlease._core.transport.window import LOOKS_EVERY, UNITS_FIRST, UNITS_OF_LOOK, Window
 
 from clusters import Cluster
