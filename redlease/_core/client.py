@@ -57,7 +57,7 @@ class Redlease(PrimitiveFactory):
         history: How many entries of history the server keeps of each resource at least, for `history()`, up to 100,000.
             It is a setting of the resource, which the next acquire stores; None leaves it as it is, at first 0.
         call_timeout: Seconds, outages included, after which a call without a `timeout` of its own raises `Unavailable`:
-            `try_acquire`, `timeout=0`, `renew`, `release`, `check`, `inspect` and the like. Entering the client may
+            `try_acquire`, `timeout=0`, `renew`, `release`, `is_held`, `inspect` and the like. Entering the client may
             take 5 s or this long, whichever is longer. `acquire()` and `hold()` without a `timeout` wait forever.
         on_event: Called with each event of `redlease.events`, in the thread of the event loop: it must not block, and
             hands what takes time to others. What it raises is logged, once, and changes nothing.

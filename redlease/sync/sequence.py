@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, Generic, TypeVar
 
 import redlease
@@ -29,13 +29,22 @@ class SequenceRun(Bound[redlease.SequenceRun[Item]], Generic[Item]):
     def __init__(
         self,
         client: ProcessClient,
-        lock: Lock,
-        make: Callable[[redlease.Redlease], redlease.SequenceRun[Item]],
+        resource: str,
+        items: Iterable[Item],
         handler: Callable[[Item, Hold], Any],
+        *,
         timeout: Duration | None,
+        lease: Duration | None,
+        **options: Any,
     ) -> None:
+        kept = list(items)
+
+        def make(client: redlease.Redlease) -> redlease.SequenceRun[Item]:
+            given: Any = handler  # checked there, and called here
+            return client.sequence(resource, kept, given, timeout=timeout, lease=lease, **options)
+
         super().__init__(client, make)
-        self._lock = lock
+        self._lock = Lock(client, lambda client: client.lock(resource, lease=lease))
         self._handler = handler
         self._timeout = timeout
 
