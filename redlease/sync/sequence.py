@@ -62,13 +62,14 @@ class SequenceRun(Bound[redlease.SequenceRun[Item]], Generic[Item]):
         with self._lock.hold(timeout=self._timeout, metadata={"sequence": run.id}) as hold:
             steps = run._steps(hold._twin)
             while (step := self._next(steps, hold)) is not None:
-                if isinstance(step, str):
-                    yield json.loads(step)
+                if isinstance(step, list):
+                    yield from map(json.loads, step)
                     continue
                 try:
                     step.result = self._handler(step.item, hold)
                 except Exception as error:  # noqa: BLE001  the next step records it
                     step.error = error
+                del step  # its error's traceback refers to this frame
 
     def _next(self, steps: AsyncGenerator[Step[Item], None], hold: Hold) -> Step[Item] | None:
         """Returns the next step, None after the last; raises LeaseLost as soon as the permit is lost."""
@@ -87,5 +88,6 @@ class SequenceRun(Bound[redlease.SequenceRun[Item]], Generic[Item]):
                 doing.cancel()
                 losing.cancel()
                 await asyncio.gather(doing, losing, return_exceptions=True)
+                del doing  # which keeps its error, whose traceback refers to this frame
 
         return self._client.call(unless_lost)

@@ -73,7 +73,7 @@ class Attempt(Generic[Item]):
     error: Exception | None = None
 
 
-Step = str | Attempt[Item]  # a result as JSON, or what is to be tried before it
+Step = list[str] | Attempt[Item]  # results as JSON, or what is to be tried before the next one
 
 
 class SequenceRun(Generic[Item]):
@@ -146,25 +146,27 @@ class SequenceRun(Generic[Item]):
             contextlib.aclosing(self._steps(hold)) as steps,
         ):
             async for step in steps:
-                if isinstance(step, str):
-                    on_done(step)
+                if isinstance(step, list):
+                    for result in step:
+                        on_done(result)
                     continue
                 try:
                     step.result = await self._handler(step.item, hold)
                 except Exception as error:  # noqa: BLE001  the next step records it
                     step.error = error
+                del step  # its error's traceback refers to this frame
 
     async def _steps(self, hold: Hold) -> AsyncGenerator[Step[Item], None]:
-        """Yields each result as JSON, and before it, unless it was stored earlier, each attempt at its item.
+        """Yields the results as JSON, and before one that is not stored yet, each attempt at its item.
 
         Who iterates calls the handler, in its task or its thread, and sets in the attempt what came of it.
         """
         handled = await self._checkpoints.begin(hold, self._plan)
         known = 0
         while known < handled:
-            for result in await self._checkpoints.results(known):
-                yield result
-                known += 1
+            results = await self._checkpoints.results(known)
+            yield results
+            known += len(results)
         for index in range(handled, len(self._items)):
             pauses = self._retry.pauses()
             while True:
@@ -179,7 +181,7 @@ class SequenceRun(Generic[Item]):
                 await asyncio.sleep(pause_s)
             result = await self._checked(index, hold, attempt.result)
             await self._checkpoints.record(hold, self._plan, index, result)
-            yield result
+            yield [result]
 
     async def _checked(self, index: int, hold: Hold, result: object) -> str:
         try:
