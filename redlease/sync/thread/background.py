@@ -232,7 +232,8 @@ class Background:
         try:
             raise error
         finally:
-            del error, call  # the error's traceback refers to this frame
+            call.error = None  # the error's traceback refers to the call
+            del error, call  # and to this frame
 
     def _wait_for(self, call: Call[Any]) -> None:
         """Waits on. A function of its own: from Python 3.12 on, the jump of a loop is in no `try` that is around it.

@@ -192,6 +192,20 @@ class ProcessClient:
                 background.join()
 
 
+def with_own_server(settings: dict[str, Any]) -> Callable[[], redlease.Redlease]:
+    """Returns what makes a client with its own server, and in a forked child one of the server that runs already."""
+    of_parent: list[redlease.Redlease] = []
+
+    def make() -> redlease.Redlease:
+        for each in of_parent:
+            if each._server is not None and each._server.is_running:
+                return redlease.Redlease.from_url(each._server.url, **settings)
+        of_parent[:] = [redlease.Redlease.embedded(**settings)]
+        return of_parent[0]
+
+    return make
+
+
 class Bound(Generic[T]):
     """A blocking object whose asyncio twin is made again in each process.
 
