@@ -14,6 +14,7 @@ from executed_again_flows import (
     ACTIVITIES,
     WORKFLOWS,
     Again,
+    AsksLater,
     Entity,
     GivesUp,
     Ledger,
@@ -29,6 +30,7 @@ from temporalio.worker import Replayer
 
 from redlease import Unavailable
 from redlease_temporal._backends.redis.requests import Requests
+from redlease_temporal._workflow_side.mailbox import ASKS_WITHIN_S
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
@@ -215,6 +217,37 @@ async def test_an_open_run_is_reset_into_its_block(client: Client, task_queue: s
     await again.signal(Steady.proceed)
     assert await again.result() == fence
     nobody_wrote_late()
+
+
+async def test_a_grant_is_given_back_as_its_run_asks(client: Client, task_queue: str, quiet: Quiet) -> None:
+    """A run that asks in the task in which it gives back an unrecorded execution's grant does not lose its permit."""
+    quiet.allow("Failed activation on workflow AsksLater")
+    quiet.allow("as asked")
+    bench = Bench(client, task_queue, "coordinator")
+    actor = await bench.actor()
+    run = await bench.start(AsksLater.run, bench.on)
+    await asyncio.wait_for(Lingering.begun.wait(), 30)
+
+    async def is_granted() -> bool:
+        return bool((await bench.seen(actor)).in_use)
+
+    await eventually(is_granted)
+    before, Mend.mended = Lingering.over, True
+    Lingering.begun, Lingering.over = asyncio.Event(), asyncio.Event()
+    before.set()
+
+    async def is_to_give_back() -> bool:
+        return "TIMER_STARTED" in await names_of(run)
+
+    await eventually(is_to_give_back)
+    await run.signal(AsksLater.stay)
+    await asyncio.wait_for(Lingering.begun.wait(), 30)
+    await asyncio.sleep(1.5 * ASKS_WITHIN_S)  # the timer fires, and waits for the task to end
+    await run.signal(AsksLater.proceed)
+    Lingering.over.set()
+    assert await run.result()
+    nobody_wrote_late()
+    await replays(run)
 
 
 async def test_a_run_is_reset_while_redis_is_away(
