@@ -29,14 +29,17 @@ from temporal_tools import events_of, names_of, reset, reset_to
 from temporalio.worker import Replayer
 
 from redlease import Unavailable
+from redlease_temporal._backends.coordinator.contended import ContendedHolders
+from redlease_temporal._backends.redis import tracker
 from redlease_temporal._backends.redis.requests import Requests
+from redlease_temporal._backends.redis.tracker import TicketTracker
 from redlease_temporal._workflow_side.mailbox import ASKS_WITHIN_S
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from lock_service import Callers
     from temporal_tools import Place
@@ -248,6 +251,46 @@ async def test_a_grant_is_given_back_as_its_run_asks(client: Client, task_queue:
     assert await run.result()
     nobody_wrote_late()
     await replays(run)
+
+
+@pytest.mark.parametrize("backend", ["redis", "coordinator"])
+async def test_a_closed_run_is_reset_as_its_permit_is_released(
+    client: Client, task_queue: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that begins again asks, and keeps its grant: the release comes late, and is of the run that closed."""
+    found, may_release, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def late(step: Callable[..., Any]) -> Callable[..., Any]:
+        async def later(self: Any, *args: Any) -> Any:
+            if not getattr(self, "_closed", True):
+                return await step(self, *args)
+            found.set()
+            await may_release.wait()
+            result = await step(self, *args)
+            released.set()
+            return result
+
+        return later
+
+    monkeypatch.setattr(tracker, "FIRST_CHECK_S", 60.0)  # until then nobody asks whether the history has the grant
+    monkeypatch.setattr(ContendedHolders, "_signal", late(ContendedHolders._signal))
+    monkeypatch.setattr(TicketTracker, "_is_recorded", late(TicketTracker._is_recorded))
+    bench = Bench(client, task_queue, backend)
+    steady = await bench.start(Steady.run, bench.on, "hold", None)
+    fence = await steady.execute_update(Steady.until_held)
+    other = await bench.start(Steady.run, bench.on, "hold", None)
+    await bench.until_waiting(await bench.actor(), 1)
+    await steady.terminate()
+    await asyncio.wait_for(found.wait(), 30)
+    again = await reset(client, steady, 0, reapply=False)
+    assert await again.execute_update(Steady.until_held) == fence
+    may_release.set()
+    await asyncio.wait_for(released.wait(), 30)
+    await again.signal(Steady.proceed)
+    assert await again.result() == fence
+    await other.signal(Steady.proceed)
+    assert await other.result() > fence
+    nobody_wrote_late()
 
 
 async def test_a_run_is_reset_while_redis_is_away(
