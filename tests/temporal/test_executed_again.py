@@ -25,14 +25,16 @@ from executed_again_flows import (
     Steady,
     TwiceInOneTask,
 )
-from temporal_tools import events_of, names_of, reset, reset_to
+from temporal_tools import events_of, has_event, names_of, reset, reset_to
 from temporalio.worker import Replayer
 
 from redlease import Unavailable
+from redlease_temporal._backends.coordinator import activities
 from redlease_temporal._backends.coordinator.contended import ContendedHolders
 from redlease_temporal._backends.redis import tracker
 from redlease_temporal._backends.redis.requests import Requests
 from redlease_temporal._backends.redis.tracker import TicketTracker
+from redlease_temporal._common.resource_workflows import gather_limited
 from redlease_temporal._workflow_side.mailbox import ASKS_WITHIN_S
 from redlease_temporal.worker import RedleasePlugin
 
@@ -290,6 +292,35 @@ async def test_a_closed_run_is_reset_as_its_permit_is_released(
     assert await again.result() == fence
     await other.signal(Steady.proceed)
     assert await other.result() > fence
+    nobody_wrote_late()
+
+
+async def test_a_closed_run_is_reset_as_its_slot_asks_for_its_end(
+    client: Client, task_queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that begins again asks before the slot has its answer, and keeps the permit."""
+    found, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def late(calls: Any) -> list[Any]:
+        answers = await gather_limited(calls)
+        found.set()
+        await may_answer.wait()
+        return answers
+
+    monkeypatch.setattr(activities, "gather_limited", late)
+    bench = Bench(client, task_queue, "slots")
+    steady = await bench.start(Steady.run, bench.on, "hold", None)
+    fence = await steady.execute_update(Steady.until_held)
+    await steady.terminate()
+    await asyncio.wait_for(found.wait(), 30)
+    again = await reset(client, steady, 0, reapply=False)
+    await eventually(lambda: has_event(again, "MARKER_RECORDED"), 30)
+    may_answer.set()
+    held = await again.execute_update(Steady.until_held)
+    await asyncio.sleep(2)
+    await again.signal(Steady.proceed)
+    assert await again.result() == held
+    assert held >= fence
     nobody_wrote_late()
 
 
