@@ -103,6 +103,9 @@ LUA_TESTS_5.4 := tests/conformance
 ON_LUA = FAKEREDIS_LUA_VERSION=$(1) $(PYTEST) --numprocesses $(JOBS) -k "fakeredis and not blocking" \
     $(LUA_TESTS_$(1)) tests/core/protocol/test_lost_data.py
 
+# Servers without RESP3 have two connections of each client.
+ON_RESP2 = REDLEASE_PROTOCOL=2 $(PYTEST) --numprocesses $(JOBS) -k "(redis7 or cluster7) and not blocking" tests/conformance
+
 test: $(VENV)/.test  ## Test the wheel on what pip brings, in minutes; ARGS="tests/core/protocol/test_wire.py -k grant" chooses.
 	@$(PYTEST) --numprocesses $(JOBS) --tier quick $(ARGS)
 
@@ -117,6 +120,7 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make te
 	@status=0; \
 	$(PYTEST) --numprocesses $(JOBS) --tier rest --ignore=tests/temporal || status=$$?; \
 	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) --tier rest tests/temporal || status=$$?; \
+	$(ON_RESP2) || status=$$?; \
 	$(call ON_LUA,5.2) || status=$$?; \
 	$(call ON_LUA,5.3) || status=$$?; \
 	$(call ON_LUA,5.4) || status=$$?; \
