@@ -243,7 +243,7 @@ async def test_the_worst_finding_is_the_exit_status(own_server: OwnServer, prefi
     place = ("--url", server.url, "--prefix", prefix)
     done = await run_async("doctor", *place)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["ok"] * 11
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["ok"] * 12
     server.cli("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     done = await run_async("doctor", "--json", *place)
     assert (done.returncode, done.stderr) == (1, "")

@@ -155,13 +155,20 @@ def needs_texts(loaded: Sequence[Any]) -> bool:
 
 
 async def run_once(exchange: Exchange, script: Script, resource: Resource, *args: str, sends_text: bool) -> Any:
-    """Calls a script that each connection calls once, and returns its reply."""
+    """Calls a script that each connection calls once, and returns its reply, or the error reply.
+
+    Raises:
+        ConnectionError: The reply is that to another call, as after a proxy that repeats or drops one.
+    """
     call = ("4", *resource.keys, script.name, *args)
     if sends_text:
-        return await exchange(encoding.plain("EVAL", script.text, *call))
-    loaded = exchange(encoding.plain("SCRIPT", "LOAD", script.text))
-    reply = await exchange(encoding.plain("EVALSHA", script.sha, *call))
-    await loaded
+        reply = await exchange(encoding.plain("EVAL", script.text, *call))
+    else:
+        loaded = exchange(encoding.plain("SCRIPT", "LOAD", script.text))
+        reply = await exchange(encoding.plain("EVALSHA", script.sha, *call))
+        await loaded
+    if not isinstance(reply, ErrorReply) and (not isinstance(reply, list) or reply[:1] != [script.name.encode()]):
+        raise exceptions.ConnectionError("the server sent a reply that answers another call")
     return reply
 
 
