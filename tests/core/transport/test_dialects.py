@@ -143,6 +143,14 @@ async def test_primitives(server: Server, prefix: str, dialect: str, check: Call
         await check(client)
 
 
+async def test_a_guard_runs_a_script_where_none_is_loaded(server: Server, prefix: str) -> None:
+    """The call of a user's script has as many arguments as it says, those of the user included."""
+    async with client_of(server, prefix, lacks("SCRIPT")) as client:
+        guard = client.guard(prefix)
+        for fence in (1, 2):
+            assert await guard.run(fence, "return #ARGV", [], ["a", "b"]) == 2
+
+
 @pytest.mark.parametrize("dialect", RESP2)
 async def test_resp2_is_found(server: Server, prefix: str, dialect: str, caplog: pytest.LogCaptureFixture) -> None:
     """RESP2 on two connections is chosen, and said once in the log, in `repr` and in an event; messages arrive."""
