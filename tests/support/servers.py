@@ -273,7 +273,7 @@ class Server:
 def running_other(engine: str) -> Iterator[str]:
     """Run one of `OTHER_SERVERS`, and yield its URL."""
     if engine in WHEELS:
-        with Server(engine) as server:
+        with Server(engine, "--repl-diskless-sync-delay", "0") as server:
             yield server.url
         return
     group, port = ProcessGroup(), free_port()
