@@ -100,6 +100,17 @@ def test_what_the_server_says_is_judged(check: str, changed: dict[str, str], lev
 
 
 @pytest.mark.parametrize(
+    ("check", "level"),
+    [("server", Level.OK), ("persistence", Level.WARNING), ("eviction", Level.WARNING), ("memory", Level.OK)],
+)
+def test_what_the_server_does_not_report(check: str, level: Level) -> None:
+    """Some servers have an INFO of a few fields: nothing is made of those that it lacks."""
+    finding = found(replace(HEALTHY, info={}), check)
+    assert finding.level == level
+    assert "not reported by the server" in finding.detail
+
+
+@pytest.mark.parametrize(
     ("facts", "check", "level"),
     [
         (replace(HEALTHY, round_trip_ms=99.0), "round trip", Level.OK),
@@ -243,7 +254,7 @@ async def test_the_worst_finding_is_the_exit_status(own_server: OwnServer, prefi
     place = ("--url", server.url, "--prefix", prefix)
     done = await run_async("doctor", *place)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["ok"] * 11
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["ok"] * 12
     server.cli("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     done = await run_async("doctor", "--json", *place)
     assert (done.returncode, done.stderr) == (1, "")
