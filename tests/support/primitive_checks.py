@@ -1,12 +1,14 @@
 """The primitives one by one, in short: what a client must be able to do on any server and in any dialect of it.
 
-Each check takes a client that is entered, and uses resources of its own, so that all of them may run at once.
+Each check takes a client that is entered, and uses resources of its own, so that all of them may run at once. Run as a
+program with a URL, this file tries them on that server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import uuid
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
@@ -332,3 +334,24 @@ async def check_everything(client: Redlease) -> None:
     async with asyncio.TaskGroup() as group:
         for check in CHECKS:
             group.create_task(check(client), name=check.__name__)
+
+
+async def main(url: str) -> bool:
+    """Try each check on any server, under a prefix of its own; print what comes of them."""
+    passed = True
+    async with Redlease.from_url(url, prefix=f"check-{uuid.uuid4()}", idle_ttl=60) as client:
+        for check in CHECKS:
+            try:
+                async with asyncio.timeout(60):
+                    await check(client)
+            except Exception as error:  # noqa: BLE001  the others are tried all the same
+                passed = False
+                print(f"failed  {check.__name__}: {error!r}")  # noqa: T201
+            else:
+                print(f"ok      {check.__name__}")  # noqa: T201
+        print(client)  # noqa: T201
+    return passed
+
+
+if __name__ == "__main__":
+    sys.exit(not asyncio.run(main(sys.argv[1])))
