@@ -21,6 +21,7 @@ from dialects import (
     DialectProxy,
     broken_by_subscribe,
     closed_by_publish,
+    keeps_resp2,
     lacks,
     without_hello,
     without_resp3,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 RESP2 = {
     "no RESP3": (without_resp3,),
+    "RESP2 after HELLO 3": (keeps_resp2,),
     "no HELLO": (without_hello,),
     "RESP3 without commands after SUBSCRIBE": (broken_by_subscribe,),
     "RESP3 that is closed by PUBLISH": (closed_by_publish,),
@@ -103,14 +105,15 @@ async def test_what_was_found_is_remembered(server: Server, prefix: str) -> None
                 assert proxy.connections == connections
 
 
+@pytest.mark.parametrize("dialect", ["no RESP3", "RESP2 after HELLO 3"])
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_a_protocol_that_the_user_asks_for(server: Server, prefix: str, protocol: int) -> None:
+async def test_a_protocol_that_the_user_asks_for(server: Server, prefix: str, dialect: str, protocol: int) -> None:
     """It is spoken without a try of another; where RESP3 does not work, an error says what to do."""
     async with Redlease.from_url(server.url, prefix=prefix, protocol=protocol) as client:
-        assert f"RESP{protocol}" in repr(client)
+        assert (await client._connection.found_manner()).protocol == protocol
     async with Redlease.from_url(f"{server.url}?protocol={protocol}", prefix=prefix) as client:
-        assert f"RESP{protocol}" in repr(client)
-    async with DialectProxy(server.port, without_resp3) as proxy:
+        assert (await client._connection.found_manner()).protocol == protocol
+    async with DialectProxy(server.port, *RESP2[dialect]) as proxy:
         client = Redlease.from_url(proxy.url, prefix=prefix, protocol=protocol)
         if protocol == 2:
             async with client:
