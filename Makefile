@@ -32,7 +32,7 @@ LOWEST_TESTS := $(addprefix tests/,core/api/test_interface.py core/sync/test_red
     conformance/test_acquire.py conformance/test_permits.py)
 LOWEST_TEMPORAL_TESTS := $(addprefix tests/temporal/test_,replays.py backends.py deployments.py guards.py)
 
-.PHONY: help demo failover example-fencing example-temporal example-languages bench bench-cluster bench-fairness bench-profile bench-quick bench-tenants bench-worst test test-rest test-all test-long vectors prove soak oracle sbom docs test-lowest coverage lint format clean sdist
+.PHONY: help demo failover example-fencing example-temporal example-languages bench bench-cluster bench-fairness bench-profile bench-quick bench-tenants bench-worst test test-rest test-all test-long vectors face prove soak oracle sbom docs test-lowest coverage lint format clean sdist
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -103,6 +103,9 @@ LUA_TESTS_5.4 := tests/conformance
 ON_LUA = FAKEREDIS_LUA_VERSION=$(1) $(PYTEST) --numprocesses $(JOBS) -k "fakeredis and not blocking" \
     $(LUA_TESTS_$(1)) tests/core/protocol/test_lost_data.py
 
+# Servers without RESP3 have two connections of each client.
+ON_RESP2 = REDLEASE_PROTOCOL=2 $(PYTEST) --numprocesses $(JOBS) -k "(redis7 or cluster7) and not blocking" tests/conformance
+
 test: $(VENV)/.test  ## Test the wheel on what pip brings, in minutes; ARGS="tests/core/protocol/test_wire.py -k grant" chooses.
 	@$(PYTEST) --numprocesses $(JOBS) --tier quick $(ARGS)
 
@@ -118,6 +121,7 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make te
 	@status=0; \
 	$(PYTEST) --numprocesses $(JOBS) --tier rest --ignore=tests/temporal || status=$$?; \
 	$(PYTEST) --numprocesses $(TEMPORAL_JOBS) --tier rest tests/temporal || status=$$?; \
+	$(ON_RESP2) || status=$$?; \
 	$(call ON_LUA,5.2) || status=$$?; \
 	$(call ON_LUA,5.3) || status=$$?; \
 	$(call ON_LUA,5.4) || status=$$?; \
@@ -180,10 +184,14 @@ sbom: $(VENV)/.wheel  ## Write dist/redlease.cdx.json, the wheel and its depende
 failover: $(VENV)/.test  ## Kill masters under Sentinels and in clusters, and measure who holds when, in minutes; ARGS="--runs 3" fewer.
 	@PYTHONPATH=tests/support $(BIN)/python proof/failover.py $(ARGS)
 
-lint: $(VENV)/.test $(VENV)/.docs  ## Check style and types.
+face: $(VENV)/.test  ## Write the generated modules of redlease/sync from the asyncio face.
+	@$(BIN)/python tests/support/blocking_face.py
+
+lint: $(VENV)/.test $(VENV)/.docs  ## Check style, types, and that what is generated is current.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy --num-workers auto
+	@$(BIN)/python tests/support/blocking_face.py --check
 
 format: $(VENV)/.test  ## Format the code, and fix what can be fixed.
 	@$(BIN)/ruff check --fix .

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import (
     AcquireTimeout,
+    ClientClosed,
     LeaseLost,
     NeverFits,
     NotReplicated,
@@ -36,6 +37,7 @@ __version__ = "0.1.0"  # the build reads it for the wheel
 __all__ = [
     "AcquireTimeout",
     "AllRequest",
+    "ClientClosed",
     "DamagedEntry",
     "Durability",
     "Duration",

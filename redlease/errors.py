@@ -6,6 +6,10 @@ retry can fix (an empty name, a capacity below 1) raises `ValueError` instead.
 
 from __future__ import annotations
 
+from typing import Literal
+
+LossReason = Literal["expired", "max_hold", "gone", "taken", "superseded", "closed"]
+
 
 class RedleaseError(Exception):
     """Raised when a call cannot be carried out; the base of all errors of this library.
@@ -34,8 +38,32 @@ class AcquireTimeout(RedleaseError, TimeoutError):
     """Raised when no capacity was free within `timeout`; the request is out of the queue."""
 
 
+class ClientClosed(RedleaseError):
+    """Raised when a closed client is used; make a new one."""
+
+    def __init__(self, message: str = "this client is closed: make a new one") -> None:
+        super().__init__(message)
+
+
 class LeaseLost(RedleaseError):
-    """Raised when a permit was held and no longer is, or can no longer be known to be."""
+    """Raised when a permit was held and no longer is, or can no longer be known to be.
+
+    Attributes:
+        reason: Why: its lease "expired"; "max_hold" was reached; it is "gone" from the server; it was "taken", which
+            means released by its ticket or adopted; "superseded" by a newer request; its client was "closed". None if
+            that is not known: it was released or detached here, or the error comes from a workflow.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        resource: str | None = None,
+        ticket: str | None = None,
+        reason: LossReason | None = None,
+    ) -> None:
+        super().__init__(message, resource=resource, ticket=ticket)
+        self.reason = reason
 
 
 class SequenceFailed(RedleaseError):

@@ -14,13 +14,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from ._core.log import about
+from .errors import LossReason
 
 logger = logging.getLogger("redlease")
-
-LossReason = Literal["expired", "max_hold", "gone", "taken", "superseded", "closed"]
 
 
 @dataclass(frozen=True, slots=True)

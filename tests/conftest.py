@@ -99,8 +99,10 @@ class Servers:
         return self._cluster
 
     def url(self, engine: str) -> str:
-        """Return where clients of an engine are led."""
-        return self.cluster.url if engine in CLUSTERS else self[engine].url
+        """Return where clients of an engine are led, with the version of RESP that the run is for."""
+        url = self.cluster.url if engine in CLUSTERS else self[engine].url
+        protocol = os.environ.get("REDLEASE_PROTOCOL")
+        return f"{url}?protocol={protocol}" if protocol else url
 
     def stop(self) -> None:
         """End them all."""

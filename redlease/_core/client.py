@@ -57,7 +57,7 @@ class Redlease(PrimitiveFactory):
         history: How many entries of history the server keeps of each resource at least, for `history()`, up to 100,000.
             It is a setting of the resource, which the next acquire stores; None leaves it as it is, at first 0.
         call_timeout: Seconds, outages included, after which a call without a `timeout` of its own raises `Unavailable`:
-            `try_acquire`, `timeout=0`, `renew`, `release`, `check`, `inspect` and the like. Entering the client may
+            `try_acquire`, `timeout=0`, `renew`, `release`, `is_held`, `inspect` and the like. Entering the client may
             take 5 s or this long, whichever is longer. `acquire()` and `hold()` without a `timeout` wait forever.
         poll_interval: Seconds between two heartbeats of waiting requests, if the messages of the server do not arrive:
             a hand-off then takes up to that long. The client finds that out on each connect, and warns.

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from redlease._core.protocol import scripts
 from redlease._core.protocol.replies import Granted, Message
-from redlease.errors import LeaseLost, RedleaseError
+from redlease.errors import LeaseLost, LossReason, RedleaseError
 from redlease.events import Detached
 from redlease.models import Permit
 
@@ -26,13 +26,13 @@ from .session.queueing import PendingAcquire
 logger = logging.getLogger("redlease")
 
 
-def lease_lost(resource: str, ticket: str, fence: int, why: str) -> LeaseLost:
+def lease_lost(resource: str, ticket: str, fence: int, why: str, reason: LossReason | None = "gone") -> LeaseLost:
     """Returns the error for a permit that is no longer held."""
     message = (
         f"resource {resource!r}: permit {ticket!r} (fence {fence}) is no longer held: {why}. "
         "Stop the work that needs it, or acquire again"
     )
-    return LeaseLost(message, resource=resource, ticket=ticket)
+    return LeaseLost(message, resource=resource, ticket=ticket, reason=reason)
 
 
 class HeldLease(Lease):
@@ -107,8 +107,10 @@ class HeldLease(Lease):
 
     def loss(self) -> LeaseLost:
         """Returns the error that says why the permit is no longer held."""
-        why = "it was released or detached here" if self.ended and not self.lost else self.why()
-        return lease_lost(self.request.resource.name, self.request.ticket, self.fence, why)
+        name, ticket = self.request.resource.name, self.request.ticket
+        if self.ended and not self.lost:
+            return lease_lost(name, ticket, self.fence, "it was released or detached here", None)
+        return lease_lost(name, ticket, self.fence, self.why(), self.loss_reason or self.reason_by_clock)
 
 
 class Hold:
@@ -206,6 +208,7 @@ class Hold:
             return False
         if not released:
             self._lease.why_lost, self._lease.lost = "the server no longer had it when it was released", True
+            self._lease.loss_reason = "gone"
             self._lease.report_loss("gone")
         return released
 

@@ -14,14 +14,13 @@ from typing import get_args
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from redlease._core import clock
-from redlease.errors import AcquireTimeout, Unavailable
+from redlease.errors import AcquireTimeout, LossReason, Unavailable
 from redlease.events import (
     Abandoned,
     Connected,
     Disconnected,
     Event,
     Granted,
-    LossReason,
     Lost,
     Queued,
     Reconnected,

@@ -36,10 +36,11 @@ from .all_of import AllRequest, Holds
 from .client import Redlease
 from .guard import Guard
 from .hold import Hold, HoldRequest, OnLost
-from .leader import Leader, Term
+from .leader import Leader
 from .rwlock import RWLock
 from .semaphore import Lock, Semaphore
 from .sequence import SequenceRun
+from .term import Term
 
 __all__ = [
     "AcquireTimeout",

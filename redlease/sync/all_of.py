@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import redlease
 from redlease._core.hold import lease_of
-from redlease._core.limits import Duration
 from redlease._core.primitives.semaphore import Units as TwinUnits
 from redlease.errors import LeaseLost, RedleaseError
 
+from .acquiring import Units
 from .hold import Hold, OnLost, checked_on_lost
-from .semaphore import Semaphore, Units
+from .semaphore import Semaphore
 from .thread.block import Block, Exiting, Manager
 from .thread.bound import Bound, ProcessClient
 
@@ -47,9 +47,9 @@ class AllRequest(Manager, Bound[redlease.AllRequest]):
         self,
         client: ProcessClient,
         parts: Sequence[Semaphore | Units],
-        timeout: Duration | None,
+        *,
         on_lost: OnLost,
-        options: dict[str, Any],
+        **options: Any,
     ) -> None:
         self._on_lost = checked_on_lost(on_lost)
         units = [part if isinstance(part, Units) else Units(part, 1) for part in parts]
@@ -57,7 +57,7 @@ class AllRequest(Manager, Bound[redlease.AllRequest]):
         def make(client: redlease.Redlease) -> redlease.AllRequest:
             twins = [_twin_of(part) for part in units]
             how: redlease.OnLost = "signal" if on_lost == "signal" else "cancel"
-            return client.all(*twins, timeout=timeout, on_lost=how, **options)
+            return client.all(*twins, on_lost=how, **options)
 
         super().__init__(client, make)
 

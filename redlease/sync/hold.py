@@ -208,7 +208,7 @@ class Hold(Manager):
 
     def _loss(self) -> LeaseLost:
         if self._background.is_foreign:
-            return lease_lost(self.resource, self.ticket, self.fence, FORKED)
+            return lease_lost(self.resource, self.ticket, self.fence, FORKED, None)
         return lease_of(self._twin).loss()
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from typing import Any, Generic
 
 import redlease
 from redlease._core.limits import Duration
-from redlease._core.primitives.sequence import Item
+from redlease._core.primitives.sequence import Item, Step
 
 from .hold import Hold
 from .semaphore import Lock
 from .thread.bound import Bound, ProcessClient
-
-T = TypeVar("T")
 
 
 class SequenceRun(Bound[redlease.SequenceRun[Item]], Generic[Item]):
@@ -29,13 +27,22 @@ class SequenceRun(Bound[redlease.SequenceRun[Item]], Generic[Item]):
     def __init__(
         self,
         client: ProcessClient,
-        lock: Lock,
-        make: Callable[[redlease.Redlease], redlease.SequenceRun[Item]],
+        resource: str,
+        items: Iterable[Item],
         handler: Callable[[Item, Hold], Any],
+        *,
         timeout: Duration | None,
+        lease: Duration | None,
+        **options: Any,
     ) -> None:
+        kept = list(items)
+
+        def make(client: redlease.Redlease) -> redlease.SequenceRun[Item]:
+            given: Any = handler  # checked there, and called here
+            return client.sequence(resource, kept, given, timeout=timeout, lease=lease, **options)
+
         super().__init__(client, make)
-        self._lock = lock
+        self._lock = Lock(client, lambda client: client.lock(resource, lease=lease))
         self._handler = handler
         self._timeout = timeout
 
@@ -53,39 +60,25 @@ class SequenceRun(Bound[redlease.SequenceRun[Item]], Generic[Item]):
         if not run._items:
             return
         with self._lock.hold(timeout=self._timeout, metadata={"sequence": run.id}) as hold:
-            checkpoints, plan, twin = run._checkpoints, run._plan, hold._twin
-            handled = self._unless_lost(hold, checkpoints.begin, twin, plan)
-            known = 0
-            while known < handled:
-                for result in self._unless_lost(hold, checkpoints.results, known):
-                    yield json.loads(result)
-                    known += 1
-            for index in range(handled, len(run._items)):
-                result = self._result_of(run, index, hold)
-                self._unless_lost(hold, checkpoints.record, twin, plan, index, result)
-                yield json.loads(result)
+            steps = run._steps(hold._twin)
+            while (step := self._next(steps, hold)) is not None:
+                if isinstance(step, list):
+                    yield from map(json.loads, step)
+                    continue
+                try:
+                    step.result = self._handler(step.item, hold)
+                except Exception as error:  # noqa: BLE001  the next step records it
+                    step.error = error
+                del step  # its error's traceback refers to this frame
 
-    def _result_of(self, run: redlease.SequenceRun[Item], index: int, hold: Hold) -> str:
-        """Handles one item, with as many attempts as it may have; returns its result as JSON."""
-        pauses = run._retry.pauses()
-        while True:
-            hold.check()
-            try:
-                result = self._handler(run._items[index], hold)
-            except Exception as error:
-                self._unless_lost(hold, run._record_error, index, hold._twin, error)
-                pause_s = next(pauses, None)
-                if pause_s is None:
-                    raise run._failed(index, error) from error
-            else:
-                return self._unless_lost(hold, run._checked, index, hold._twin, result)
-            hold.wait_lost(pause_s)
+    def _next(self, steps: AsyncGenerator[Step[Item], None], hold: Hold) -> Step[Item] | None:
+        """Returns the next step, None after the last; raises LeaseLost as soon as the permit is lost."""
 
-    def _unless_lost(self, hold: Hold, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Calls the server, for as long as the permit is held; raises LeaseLost then."""
+        async def following() -> Step[Item] | None:
+            return await anext(steps, None)
 
-        async def do() -> T:
-            doing, losing = asyncio.create_task(work(*args)), asyncio.create_task(hold._twin.wait_lost())
+        async def unless_lost() -> Step[Item] | None:
+            doing, losing = asyncio.create_task(following()), asyncio.create_task(hold._twin.wait_lost())
             try:
                 await asyncio.wait([doing, losing], return_when=asyncio.FIRST_COMPLETED)
                 if not doing.done():
@@ -95,5 +88,6 @@ class SequenceRun(Bound[redlease.SequenceRun[Item]], Generic[Item]):
                 doing.cancel()
                 losing.cancel()
                 await asyncio.gather(doing, losing, return_exceptions=True)
+                del doing  # which keeps its error, whose traceback refers to this frame
 
-        return self._client.call(do)
+        return self._client.call(unless_lost)

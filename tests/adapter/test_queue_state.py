@@ -254,6 +254,21 @@ def test_a_release_that_comes_before_its_request() -> None:
     assert not books.holders
 
 
+def test_a_closed_run_is_reset_before_its_release_comes() -> None:
+    """The request of the new run keeps its permit, or its place, until that run closes too."""
+    books = QueueState("r")
+    of_closed = {ticket: Release(ticket, None, f"{ticket}/0", run_id=f"run-{ticket}") for ticket in "ab"}
+    for ticket in "ab":
+        books.request(request(ticket), us(0))
+        again = replace(request(ticket), requester=replace(requester(ticket), run_id=f"again-{ticket}"))
+        books.request(again, us(1))
+        assert books.release(of_closed[ticket], us(2)) == []
+    assert [each.permit.ticket for each in books.holders] == ["a"]
+    assert [each.request.spec.ticket for each in books.queue] == ["b"]
+    granted = books.release(replace(of_closed["a"], run_id="again-a"), us(3))
+    assert told(granted) == [("granted", "b/0")]
+
+
 def test_a_repeated_request_has_its_permit_again() -> None:
     """A copy of a granted request gets the same permit with a full lease; one with another weight is refused."""
     books = QueueState("r")

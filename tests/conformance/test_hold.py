@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redlease import LeaseLost, RedleaseError, Withdrawn
+from redlease import ClientClosed, LeaseLost, Withdrawn
 
 from helpers import cancel, eventually, left_over, queue_up, until_waiting
 
@@ -384,7 +384,7 @@ async def test_a_client_that_closes_takes_no_more_requests(
         with pytest.raises(Withdrawn, match="closed"):
             await held.hold()
         for request in (free.hold(), free.acquire(), free.try_acquire()):
-            with pytest.raises(RedleaseError, match="closed"):
+            with pytest.raises(ClientClosed, match="closed"):
                 await request
 
     task = asyncio.create_task(work())
@@ -444,3 +444,32 @@ async def test_cancelling_a_waiting_block_leaves_the_queue(
     await until_waiting(lock, 0)
     await lock.release(permit)
     assert await left_over(raw, prefix) == []
+
+
+async def test_a_loss_says_its_reason(client: Redlease, make_client: MakeClient) -> None:
+    """The error has the word that the event of the loss has: for each way to lose a permit another."""
+    lock, reasons = client.lock("r", lease=1.0), []
+
+    async def lost(hold: Hold) -> None:
+        await eventually(lambda: hold.lost)
+        with pytest.raises(LeaseLost) as caught:
+            hold.check()
+        reasons.append(caught.value.reason)
+
+    hold = await lock.hold(on_lost="signal")
+    await lock.release(hold.permit)
+    await lost(hold)
+    await lost(await lock.hold(on_lost="signal", max_hold=0.1))
+    hold = await lock.hold(on_lost="signal", key="a")
+    newer = asyncio.create_task(lock.acquire(key="a", when_full="replace-holder", grace=0.1))
+    await lost(hold)
+    await lock.release(await newer)
+    other = await make_client()
+    hold = await other.lock("r").hold(on_lost="signal")
+    await other.close()
+    await lost(hold)
+    hold = await lock.hold()
+    await hold.release()
+    with pytest.raises(LeaseLost) as caught:
+        hold.check()
+    assert [*reasons, caught.value.reason] == ["taken", "max_hold", "superseded", "closed", None]

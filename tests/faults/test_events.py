@@ -10,7 +10,7 @@ import pytest
 from redlease import LeaseLost
 from redlease.events import Abandoned, Disconnected, Granted, Lost, Reconnected, RenewalFailed
 
-from helpers import eventually
+from helpers import EventsOfRequests, eventually
 
 if TYPE_CHECKING:
     from conftest import MakeClient, OwnServer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 async def test_a_server_that_goes_away(own_server: OwnServer, make_client: MakeClient) -> None:
     """The connection, the renewals, the hold and a later request are told of, each once it has failed."""
-    told: list[Any] = []
+    told: list[Any] = EventsOfRequests()
     server = own_server("valkey9")
     client = await make_client(url=server.url, on_event=told.append)
     lock = client.lock("r", lease=1.2)
@@ -42,7 +42,7 @@ async def test_a_server_that_goes_away(own_server: OwnServer, make_client: MakeC
 
 async def test_a_server_that_comes_back(own_server: OwnServer, make_client: MakeClient) -> None:
     """Of a restart two events tell, the second with how long it took; what a slow callback delays is not lost."""
-    told: list[Any] = []
+    told: list[Any] = EventsOfRequests()
     server = own_server("valkey9")
     client = await make_client(url=server.url, on_event=told.append)
     server.restart()

@@ -90,6 +90,7 @@ class DialectProxy:
         self._upstream_port = upstream_port
         self._answers = answers
         self.has_messages = has_messages
+        self.is_silent = False  # whether nothing more comes from connections that have subscribed
         self.connections = 0
         self.port = 0
 
@@ -158,7 +159,9 @@ class DialectProxy:
                     client.replies.append(reply)
                     to_server.write(b"*1\r\n$5\r\nNOCMD\r\n")
                     continue
-                if name not in SUBSCRIBING:
+                if name in SUBSCRIBING:
+                    client.has_subscribed = True
+                else:
                     client.replies.append(None)
                 to_server.write(frame)
             await to_server.drain()
@@ -167,6 +170,8 @@ class DialectProxy:
         framer = Framer()
         while data := await from_server.read(READ_SIZE):
             for frame in framer.feed(data):
+                if self.is_silent and client.has_subscribed:
+                    continue
                 if not is_message(frame):
                     reply = client.replies.popleft() if client.replies else None
                     writer.write(reply or frame)

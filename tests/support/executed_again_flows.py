@@ -277,6 +277,42 @@ class Again:
             return False
 
 
+@workflow.defn(sandboxed=False)
+class AsksLater:
+    """Asks in a task that fails; mended, it asks when it is told to, after a task that goes on for a while."""
+
+    def __init__(self) -> None:
+        self._lingers = self._go = False
+
+    @workflow.signal
+    def stay(self) -> None:
+        """Stay in a task until the test says so."""
+        self._lingers = True
+
+    @workflow.signal
+    def proceed(self) -> None:
+        """Ask."""
+        self._go = True
+
+    @workflow.run
+    async def run(self, on: On) -> int:
+        """Write under the hold, and return its fence."""
+        if not Mend.mended:
+            asking = asyncio.ensure_future(on.pool().hold())
+            await self._linger()
+            del asking
+            raise KeyError("as asked")
+        await workflow.wait_condition(lambda: self._lingers)
+        await self._linger()
+        await workflow.wait_condition(lambda: self._go)
+        async with on.pool().hold() as hold:
+            await write_under(hold.fence)
+            return hold.fence
+
+    async def _linger(self) -> None:
+        await workflow.execute_local_activity(linger, start_to_close_timeout=timedelta(seconds=8))
+
+
 class Disturbances:
     """What becomes of the runs in this process: who writes, and which runs are past what was to disturb them."""
 
@@ -284,13 +320,14 @@ class Disturbances:
     fences: dict[str, list[int]] = {}  # noqa: RUF012
     beside: list[str] = []  # noqa: RUF012  where two were inside at once
     past: set[str] = set()  # noqa: RUF012
+    again: set[str] = set()  # noqa: RUF012  whose disturbed task was executed again
 
     @classmethod
     def is_due(cls) -> bool:
         """Whether the run is still to be disturbed; from now on it is not."""
-        run_id = workflow.info().run_id
-        due = run_id not in cls.past
-        cls.past.add(run_id)
+        workflow_id = workflow.info().workflow_id
+        due = workflow_id not in cls.past
+        (cls.past if due else cls.again).add(workflow_id)
         return due
 
 
@@ -362,5 +399,5 @@ class Rival:
             await workflow.execute_activity(write_alone, args=[on.resource, hold.fence], start_to_close_timeout=SOON)
 
 
-WORKFLOWS = [Again, Disturbed, Entity, GivesUp, MendedAfterReset, Mistaken, Rival, Steady, TwiceInOneTask]
+WORKFLOWS = [Again, AsksLater, Disturbed, Entity, GivesUp, MendedAfterReset, Mistaken, Rival, Steady, TwiceInOneTask]
 ACTIVITIES = [write, write_alone, linger]

@@ -6,6 +6,8 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from redlease.events import Connected
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -94,3 +96,12 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class EventsOfRequests(list[Any]):
+    """A list of events without those of how the client works with its server, which come when it connects."""
+
+    def append(self, event: Any) -> None:
+        """Take an event."""
+        if not isinstance(event, Connected):
+            super().append(event)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from backend_flows import On
 from executed_again_flows import TASK_S, Disturbances, Disturbed, Rival
-from temporal_tools import names_of, reset
+from temporal_tools import reset
 
 from temporal.test_executed_again import BACKENDS, cache, client, nudge  # noqa: F401  two are fixtures
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from temporalio.client import Client, WorkflowHandle
 
     from quiet import Quiet
@@ -34,6 +36,7 @@ async def test_many_runs_are_disturbed(
     how: str,
     quiet: Quiet,
     is_long: bool,
+    tmp_path: Path,
 ) -> None:
     """Whatever befalls a run, a rival never writes beside it, and each later grant has a greater fence."""
     quiet.allow("Failed activation on workflow Disturbed|as asked|Failing workflow task")
@@ -42,12 +45,27 @@ async def test_many_runs_are_disturbed(
     async def disturb(number: int) -> None:
         async with at_once:
             on = On(backend, f"{task_queue}-{number}", lease=LONG_S)
-            await disturbed(client, on, task_queue, how)
+            try:
+                await disturbed(client, on, task_queue, how)
+            except BaseException:
+                await save_histories(client, on.resource, tmp_path)
+                raise
 
     outcomes = await asyncio.gather(*(disturb(number) for number in range(count)), return_exceptions=True)
     errors = [outcome for outcome in outcomes if outcome is not None]
-    log.info("%s, %s: %d of %d runs went wrong: %r", backend, how, len(errors), count, errors)
+    log.info("%s, %s: %d of %d runs went wrong, %s: %r", backend, how, len(errors), count, tmp_path, errors)
     assert not errors
+
+
+async def save_histories(server: Client, resource: str, directory: Path) -> None:
+    """Save the histories of the runs that share a resource, and of the workflows that keep it."""
+    names = [f"{resource}-run", f"{resource}-rival", f"lock:{resource}", f"permit:{resource}:0"]
+    for name in names:
+        async for run in server.list_workflows(f'WorkflowId = "{name}"'):
+            history = await server.get_workflow_handle(name, run_id=run.run_id).fetch_history()
+            number = len(list(directory.iterdir()))
+            path = directory / f"{name.replace(':', '-')}-{number}.json"
+            path.write_text(history.to_json())
 
 
 async def disturbed(server: Client, on: On, task_queue: str, how: str) -> None:
@@ -66,7 +84,7 @@ async def disturbed(server: Client, on: On, task_queue: str, how: str) -> None:
     async with asyncio.timeout(120):
         await latest.result()
         await rival.result()
-    assert how == "reset" or f"WORKFLOW_TASK_{how.upper().replace(' ', '_')}" in await names_of(run)
+    assert how == "reset" or run.id in Disturbances.again
     fences = Disturbances.fences[on.resource]
     assert fences == sorted(fences)
     assert on.resource not in Disturbances.beside

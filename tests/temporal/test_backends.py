@@ -257,6 +257,17 @@ async def test_a_permit_goes_from_run_to_run(bench: Bench) -> None:
     assert await bench.do(actor, Actor.acquire, Asking(timeout=3))
 
 
+async def test_an_adopted_permit_outlasts_the_run_that_acquired_it(bench: Bench) -> None:
+    """The run that had it before closes, and whoever adopted it holds on."""
+    first, second = await bench.actor(), await bench.actor()
+    permit: Permit = await bench.do(first, Actor.acquire, Asking())
+    adopted: Permit = await bench.do(second, Actor.adopt, permit)
+    await first.signal(Actor.over)
+    await first.result()
+    await asyncio.sleep(2)  # the backend learns of its end
+    assert await bench.do(second, Actor.check, adopted)
+
+
 @pytest.mark.smoke
 async def test_a_permit_of_another_is_adopted_with_a_new_fence(bench: Bench) -> None:
     """Who had it before is refused from then on, and so is who adopts the old permit after that."""

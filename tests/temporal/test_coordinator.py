@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from backend_bench import Bench, without_redis
-from backend_flows import Actor, Asking, Holder
+from backend_flows import Actor, Asking, Consumer, Holder
 from temporal_tools import events_of, has_event, names_of
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowUpdateFailedError
 
+from redlease import Unavailable
 from redlease_temporal._backends.coordinator import queue_state, workflow
+from redlease_temporal._backends.coordinator.activities import CoordinatorActivities
 from redlease_temporal._backends.coordinator.queue_state import QueueState
+from redlease_temporal._plugin import activity_interceptor
 
 from helpers import eventually
 
@@ -104,6 +107,28 @@ async def test_a_grant_to_a_run_that_does_not_wait_for_it_comes_back(bench: Benc
     await bench.do(actor, Actor.release, permit)
     assert await bench.do(actor, Actor.acquire, Asking(timeout=3))
     await eventually(partial(has_event, other, "SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED"))
+
+
+async def test_an_activity_whose_coordinator_is_slow_spends_no_attempt(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first attempt asks again for its permit, and runs: the user's attempts are for the activity's own errors."""
+    ask, left = CoordinatorActivities.are_held, 2
+
+    async def slowly(self: CoordinatorActivities, *args: Any) -> list[bool]:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise Unavailable("as asked")
+        return await ask(self, *args)
+
+    monkeypatch.setattr(CoordinatorActivities, "are_held", slowly)
+    monkeypatch.setattr(activity_interceptor, "PAUSE_S", 0.05)
+    run = await bench.start(Consumer.run, bench.on, 0.0)
+    assert await run.result()
+    started = [each.activity_task_started_event_attributes for each in await events_of(run)]
+    assert [each.attempt for each in started if each.attempt] == [1]
+    assert left < 0
 
 
 async def test_first_come_first_served_over_many_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from executed_again_flows import (
     ACTIVITIES,
     WORKFLOWS,
     Again,
+    AsksLater,
     Entity,
     GivesUp,
     Ledger,
@@ -24,17 +25,23 @@ from executed_again_flows import (
     Steady,
     TwiceInOneTask,
 )
-from temporal_tools import events_of, names_of, reset, reset_to
+from temporal_tools import events_of, has_event, names_of, reset, reset_to
 from temporalio.worker import Replayer
 
 from redlease import Unavailable
+from redlease_temporal._backends.coordinator import activities
+from redlease_temporal._backends.coordinator.contended import ContendedHolders
+from redlease_temporal._backends.redis import tracker
 from redlease_temporal._backends.redis.requests import Requests
+from redlease_temporal._backends.redis.tracker import TicketTracker
+from redlease_temporal._common.resource_workflows import gather_limited
+from redlease_temporal._workflow_side.mailbox import ASKS_WITHIN_S
 from redlease_temporal.worker import RedleasePlugin
 
 from helpers import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from lock_service import Callers
     from temporal_tools import Place
@@ -214,6 +221,106 @@ async def test_an_open_run_is_reset_into_its_block(client: Client, task_queue: s
     again = await reset(client, steady, await nudge(steady))
     await again.signal(Steady.proceed)
     assert await again.result() == fence
+    nobody_wrote_late()
+
+
+async def test_a_grant_is_given_back_as_its_run_asks(client: Client, task_queue: str, quiet: Quiet) -> None:
+    """A run that asks in the task in which it gives back an unrecorded execution's grant does not lose its permit."""
+    quiet.allow("Failed activation on workflow AsksLater")
+    quiet.allow("as asked")
+    bench = Bench(client, task_queue, "coordinator")
+    actor = await bench.actor()
+    run = await bench.start(AsksLater.run, bench.on)
+    await asyncio.wait_for(Lingering.begun.wait(), 30)
+
+    async def is_granted() -> bool:
+        return bool((await bench.seen(actor)).in_use)
+
+    await eventually(is_granted)
+    before, Mend.mended = Lingering.over, True
+    Lingering.begun, Lingering.over = asyncio.Event(), asyncio.Event()
+    before.set()
+
+    async def is_to_give_back() -> bool:
+        return "TIMER_STARTED" in await names_of(run)
+
+    await eventually(is_to_give_back)
+    await run.signal(AsksLater.stay)
+    await asyncio.wait_for(Lingering.begun.wait(), 30)
+    await asyncio.sleep(1.5 * ASKS_WITHIN_S)  # the timer fires, and waits for the task to end
+    await run.signal(AsksLater.proceed)
+    Lingering.over.set()
+    assert await run.result()
+    nobody_wrote_late()
+    await replays(run)
+
+
+@pytest.mark.parametrize("backend", ["redis", "coordinator"])
+async def test_a_closed_run_is_reset_as_its_permit_is_released(
+    client: Client, task_queue: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that begins again asks, and keeps its grant: the release comes late, and is of the run that closed."""
+    found, may_release, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def late(step: Callable[..., Any]) -> Callable[..., Any]:
+        async def later(self: Any, *args: Any) -> Any:
+            if not getattr(self, "_closed", True):
+                return await step(self, *args)
+            found.set()
+            await may_release.wait()
+            result = await step(self, *args)
+            released.set()
+            return result
+
+        return later
+
+    monkeypatch.setattr(tracker, "FIRST_CHECK_S", 60.0)  # until then nobody asks whether the history has the grant
+    monkeypatch.setattr(ContendedHolders, "_signal", late(ContendedHolders._signal))
+    monkeypatch.setattr(TicketTracker, "_is_recorded", late(TicketTracker._is_recorded))
+    bench = Bench(client, task_queue, backend)
+    steady = await bench.start(Steady.run, bench.on, "hold", None)
+    fence = await steady.execute_update(Steady.until_held)
+    other = await bench.start(Steady.run, bench.on, "hold", None)
+    await bench.until_waiting(await bench.actor(), 1)
+    await steady.terminate()
+    await asyncio.wait_for(found.wait(), 30)
+    again = await reset(client, steady, 0, reapply=False)
+    assert await again.execute_update(Steady.until_held) == fence
+    may_release.set()
+    await asyncio.wait_for(released.wait(), 30)
+    await again.signal(Steady.proceed)
+    assert await again.result() == fence
+    await other.signal(Steady.proceed)
+    assert await other.result() > fence
+    nobody_wrote_late()
+
+
+async def test_a_closed_run_is_reset_as_its_slot_asks_for_its_end(
+    client: Client, task_queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that begins again asks before the slot has its answer, and keeps the permit."""
+    found, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def late(calls: Any) -> list[Any]:
+        answers = await gather_limited(calls)
+        found.set()
+        await may_answer.wait()
+        return answers
+
+    monkeypatch.setattr(activities, "gather_limited", late)
+    bench = Bench(client, task_queue, "slots")
+    steady = await bench.start(Steady.run, bench.on, "hold", None)
+    fence = await steady.execute_update(Steady.until_held)
+    await steady.terminate()
+    await asyncio.wait_for(found.wait(), 30)
+    again = await reset(client, steady, 0, reapply=False)
+    await eventually(lambda: has_event(again, "MARKER_RECORDED"), 30)
+    may_answer.set()
+    held = await again.execute_update(Steady.until_held)
+    await asyncio.sleep(2)
+    await again.signal(Steady.proceed)
+    assert await again.result() == held
+    assert held >= fence
     nobody_wrote_late()
 
 

@@ -58,13 +58,14 @@ class CoordinatorRequest:
 class Release:
     """The release of a ticket: with that fence, or of that request; with neither, by an administrator.
 
-    `call`: names this call, so that its outcome can be queried.
+    `call`: names this call, so that its outcome can be queried. `run_id`: the run that has closed, if that is why.
     """
 
     ticket: str
     fence: int | None = None
     request: str = ""
     call: str = ""
+    run_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from temporalio.worker import (
     ExecuteActivityInput,
 )
 
-from redlease import RedleaseError
+from redlease import RedleaseError, Unavailable
+from redlease._core import clock
 from redlease_temporal._backends.redis.relay import Relay
 from redlease_temporal._backends.redis.requests import Requests
 from redlease_temporal._exclusive.attempts import Attempts
@@ -23,6 +24,9 @@ from redlease_temporal._workflow_side.run import read_permit_headers
 from redlease_temporal.errors import LeaseLost, failure
 
 from .permit_check import PermitChecks
+
+ASKS_FOR_S = 20.0  # how long an attempt asks the workflow that keeps its permit: each question is short
+PAUSE_S = 1.0  # between two questions
 
 
 class PermitCheckInterceptor(ActivityInboundInterceptor):
@@ -61,5 +65,26 @@ class PermitCheckInterceptor(ActivityInboundInterceptor):
 
     async def _held(self, permit_header: locks.PermitHeader) -> bool:
         if permit_header.resource_workflow:
-            return await self._checks.has(permit_header)
+            return await self._answered(permit_header)
         return await Requests(self._relay()).held(permit_header.resource, permit_header.ticket, permit_header.fence)
+
+    async def _answered(self, permit_header: locks.PermitHeader) -> bool:
+        """Asks until there is an answer: a failed attempt would cost one of the user's, and a longer pause each time.
+
+        Raises:
+            Unavailable: There was none in time.
+        """
+        until_ms = clock.now_ms() + _patience_s(activity.info()) * 1000
+        while True:
+            try:
+                return await self._checks.has(permit_header)
+            except Unavailable:
+                if clock.now_ms() >= until_ms:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+
+
+def _patience_s(info: activity.Info) -> float:
+    """How long an attempt may ask: half of what the user allows it until it ends, or sends a heartbeat."""
+    limits = [limit.total_seconds() / 2 for limit in (info.start_to_close_timeout, info.heartbeat_timeout) if limit]
+    return min([ASKS_FOR_S, *limits])

@@ -40,6 +40,7 @@ class RunMailbox:
         awaited: Requests that code in this run waits for.
         answers: The answer to each request.
         early: The grants of requests that nobody waits for; yet, if the workflow task is executed again.
+        returns: The tasks that give early grants back.
         offers: The slots offered to each request.
         line_slots: The slot in whose line each request waits.
         held_permits: The permits that this run has.
@@ -51,6 +52,7 @@ class RunMailbox:
     awaited: set[str] = field(default_factory=set)
     answers: dict[str, GrantedSignal | RefusedSignal] = field(default_factory=dict)
     early: dict[str, GrantedSignal] = field(default_factory=dict)
+    returns: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     offers: dict[str, list[SlotOffer]] = field(default_factory=dict)
     line_slots: dict[str, int] = field(default_factory=dict)
     held_permits: set[PermitId] = field(default_factory=set)
@@ -71,15 +73,27 @@ class RunMailbox:
             self.answers.setdefault(granted.request, granted)
         elif (permit.resource, permit.ticket, permit.fence) not in self.held_permits:
             self.early[granted.request] = granted
-            self._send(self._give_back(granted))
+            self.returns[granted.request] = self._send(self._give_back(granted))
 
     async def _give_back(self, granted: GrantedSignal) -> None:
         """Releases a permit, unless the run asks for it: a task that is executed again asks after the grant."""
         try:
             await workflow.wait_condition(lambda: self.early.get(granted.request) is not granted, timeout=ASKS_WITHIN_S)
         except TimeoutError:
-            del self.early[granted.request]
-            await signal(granted.resource_workflow, "release", Release(granted.permit.ticket, granted.permit.fence))
+            if self.early.get(granted.request) is granted:
+                del self.early[granted.request]
+                await signal(granted.resource_workflow, "release", Release(granted.permit.ticket, granted.permit.fence))
+
+    async def take_early(self, request: str) -> GrantedSignal | None:
+        """The grant of a request that came before the run made it.
+
+        One that is given back already is given back first: the resource would grant it to the request again, and
+        release it then.
+        """
+        early, returning = self.early.pop(request, None), self.returns.pop(request, None)
+        if early is None and returning is not None:
+            await workflow.wait([returning])
+        return early
 
     def on_refused(self, refused: RefusedSignal) -> None:
         """Stores a refusal for the code that waits for it."""
@@ -119,7 +133,8 @@ class RunMailbox:
             confirmed = Confirmed(confirm.ticket, confirm.fence, workflow.info().run_id)
             self._send(signal(confirm.resource_workflow, "confirm", confirmed))
 
-    def _send(self, sending: Coroutine[Any, Any, object]) -> None:
+    def _send(self, sending: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
         task = asyncio.create_task(sending)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+        return task

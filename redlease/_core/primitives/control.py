@@ -84,8 +84,7 @@ class ResourceControl:
         """Returns what happened to the resource recently, the newest last, at most `count` entries.
 
         The server writes a history only where `history=` of the client or the primitive asks for one, from the next
-        acquire on. It keeps the newest entries, about as many as
-        asked for, as long as the rest of the resource's state.
+        acquire on. It keeps the newest entries, about as many as asked for, as long as the rest of the state.
 
         Raises:
             Unavailable: The server was not reached.

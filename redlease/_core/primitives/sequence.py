@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import json
@@ -61,6 +62,18 @@ class Retry:
             pause_ms = min(pause_ms, longest_ms)
             yield pause_ms / 1000
             pause_ms *= self.backoff
+
+
+@dataclass
+class Attempt(Generic[Item]):
+    """One attempt at an item, and what came of it."""
+
+    item: Item
+    result: object = None
+    error: Exception | None = None
+
+
+Step = list[str] | Attempt[Item]  # results as JSON, or what is to be tried before the next one
 
 
 class SequenceRun(Generic[Item]):
@@ -128,33 +141,47 @@ class SequenceRun(Generic[Item]):
         """Handles what is not done; calls `on_done` with each result as JSON, those of earlier runs first."""
         if not self._items:
             return
-        async with self._lock.hold(timeout=self._timeout, metadata={"sequence": self._id}) as hold:
-            handled = await self._checkpoints.begin(hold, self._plan)
-            known = 0
-            while known < handled:
-                for result in await self._checkpoints.results(known):
-                    on_done(result)
-                    known += 1
-            for index in range(handled, len(self._items)):
-                result = await self._result_of(index, hold)
-                await self._checkpoints.record(hold, self._plan, index, result)
-                on_done(result)
+        async with (
+            self._lock.hold(timeout=self._timeout, metadata={"sequence": self._id}) as hold,
+            contextlib.aclosing(self._steps(hold)) as steps,
+        ):
+            async for step in steps:
+                if isinstance(step, list):
+                    for result in step:
+                        on_done(result)
+                    continue
+                try:
+                    step.result = await self._handler(step.item, hold)
+                except Exception as error:  # noqa: BLE001  the next step records it
+                    step.error = error
+                del step  # its error's traceback refers to this frame
 
-    async def _result_of(self, index: int, hold: Hold) -> str:
-        """Handles one item, with as many attempts as it may have; returns its result as JSON."""
-        pauses = self._retry.pauses()
-        while True:
-            hold.check()
-            try:
-                result = await self._handler(self._items[index], hold)
-            except Exception as error:
+    async def _steps(self, hold: Hold) -> AsyncGenerator[Step[Item], None]:
+        """Yields the results as JSON, and before one that is not stored yet, each attempt at its item.
+
+        Who iterates calls the handler, in its task or its thread, and sets in the attempt what came of it.
+        """
+        handled = await self._checkpoints.begin(hold, self._plan)
+        known = 0
+        while known < handled:
+            results = await self._checkpoints.results(known)
+            yield results
+            known += len(results)
+        for index in range(handled, len(self._items)):
+            pauses = self._retry.pauses()
+            while True:
+                hold.check()
+                yield (attempt := Attempt(self._items[index]))
+                if (error := attempt.error) is None:
+                    break
                 await self._record_error(index, hold, error)
                 pause_s = next(pauses, None)
                 if pause_s is None:
                     raise self._failed(index, error) from error
-            else:
-                return await self._checked(index, hold, result)
-            await asyncio.sleep(pause_s)
+                await asyncio.sleep(pause_s)
+            result = await self._checked(index, hold, attempt.result)
+            await self._checkpoints.record(hold, self._plan, index, result)
+            yield [result]
 
     async def _checked(self, index: int, hold: Hold, result: object) -> str:
         try:

@@ -23,8 +23,8 @@ from redlease._core.protocol.encoding import Resource
 from redlease._core.protocol.error_replies import ErrorReply
 from redlease._core.protocol.replies import Message
 from redlease._core.transport.base import SILENCE_MS, Reached, Reply, Transport, all_resources, backed_off
-from redlease.errors import RedleaseError
-from redlease.events import LossReason, Lost, OnEvent, RenewalFailed
+from redlease.errors import LossReason, RedleaseError
+from redlease.events import Lost, OnEvent, RenewalFailed
 from redlease.events import Released as ReleasedEvent
 
 from .schedule import Schedule
@@ -60,6 +60,7 @@ class Lease(BlockTask):
     lost = False  # as noticed by the event loop; `is_lost` compares with the clock
     ended = False
     why_lost = ""
+    loss_reason: LossReason | None = None
     replaced = False  # whether a newer request waits until its body has ended
     due_ms: float | None = None
     begun_ms = 0.0
@@ -91,7 +92,7 @@ class Lease(BlockTask):
         """Marks the permit as lost, calls `on_loss`, and reports the loss; once."""
         if not self.ended and not self.lost:
             self.lost = True
-            self.why_lost = why
+            self.why_lost, self.loss_reason = why, reason
             self.manager.forget(self)
             self.on_loss()
             self.report_loss(reason)
@@ -119,6 +120,11 @@ class Lease(BlockTask):
         return self.why_lost or by_clock
 
     @property
+    def reason_by_clock(self) -> LossReason:
+        """Why it is lost, if only the clock says so."""
+        return "max_hold" if self._is_stopped else "expired"
+
+    @property
     def _is_stopped(self) -> bool:
         """Whether `max_hold` ends its lease, and not a renewal that failed."""
         return self.renew_until_ms is not None and self.deadline_ms >= self.renew_until_ms
@@ -126,7 +132,7 @@ class Lease(BlockTask):
     def check_deadline(self, now_ms: float) -> bool:
         """Whether it is not lost; marks it as lost if its deadline has passed. Only in the loop's thread."""
         if now_ms >= self.deadline_ms and not self.ended and not self.lost:
-            self.lose(self.why(), "max_hold" if self._is_stopped else "expired")
+            self.lose(self.why(), self.reason_by_clock)
             self.manager.release_request(self, now_ms)
         return not self.lost
 

@@ -22,9 +22,9 @@ from redlease._core.protocol.encoding import Resource
 from redlease._core.protocol.error_replies import ErrorReply
 from redlease._core.protocol.replies import Granted, Message, Queued, Status
 from redlease._core.protocol.snapshots import LARGE_READS_AT_ONCE
-from redlease._core.transport.base import CLOSED, SILENCE_MS, Reached, Reply, Transport, all_resources
+from redlease._core.transport.base import SILENCE_MS, Reached, Reply, Transport, all_resources
 from redlease._core.transport.opening.manner import Manner
-from redlease.errors import RedleaseError
+from redlease.errors import ClientClosed, RedleaseError
 from redlease.events import Queued as QueuedEvent
 
 from . import acquire_errors
@@ -406,7 +406,7 @@ class Session:
     def check_open(self) -> None:
         """Raises if the client is closed or closing: nothing would renew or release a permit granted now."""
         if self.closed:
-            raise RedleaseError(CLOSED)
+            raise ClientClosed
 
     def close(self, error: Callable[[str, str], RedleaseError]) -> None:
         """Ends every request with an error, and refuses new ones."""

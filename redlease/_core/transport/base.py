@@ -21,7 +21,7 @@ from redlease._core.protocol import encoding
 from redlease._core.protocol.encoding import Resource
 from redlease._core.protocol.error_replies import ErrorReply
 from redlease._core.protocol.scripts import Script
-from redlease.errors import RedleaseError, Unavailable
+from redlease.errors import ClientClosed, RedleaseError, Unavailable
 from redlease.events import Connected, OnEvent
 
 from .opening.delivery import ARRIVES_S
@@ -40,7 +40,6 @@ Reached = Callable[[Resource], bool]
 # How long a call may stay unanswered before the connection counts as half-open, at least and at most; within that, the
 # shortest lease decides.
 SILENCE_MS = (250.0, 3000.0)
-CLOSED = "this client is closed: make a new one"
 LIMIT_MS = 5000.0  # the default time limit of calls without a timeout of their own
 CANCEL_AGAIN_S = 0.1  # after which a task that goes on is cancelled again
 CLIENT_DEFAULT = -1.0  # as a `limit_ms`: the client's default
@@ -349,7 +348,7 @@ class Transport(ABC):
         """Starts to connect, if it has not started; returns the event loop of this client."""
         loop = asyncio.get_running_loop()
         if self._closed:
-            raise RedleaseError(CLOSED)
+            raise ClientClosed
         if self._loop is None:
             self._loop, self._process = loop, os.getpid()
             # Not in the constructor: after a fork, each process needs an id of its own.

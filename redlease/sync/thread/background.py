@@ -28,8 +28,7 @@ from typing import Any, Generic, TypeVar
 
 import redlease
 from redlease._core.log import about
-from redlease._core.transport.base import CLOSED
-from redlease.errors import RedleaseError
+from redlease.errors import ClientClosed, RedleaseError
 
 T = TypeVar("T")
 Undo = Callable[[T], Coroutine[Any, Any, object]]
@@ -104,7 +103,7 @@ class Call(Generic[T]):
         try:
             self.value = await self._work()
         except asyncio.CancelledError:
-            self.error = RedleaseError(self._background.why)  # or interrupted: then nobody looks at it
+            self.error = self._background.ending()  # or interrupted: then nobody looks at it
         except BaseException as error:  # noqa: BLE001  it is raised in the thread
             self.error = error
         self._finish()
@@ -112,7 +111,7 @@ class Call(Generic[T]):
     def fail(self) -> None:
         """Ends the wait of the thread, since the client is closed."""
         if not self._is_over:
-            self.error = RedleaseError(self._background.why)
+            self.error = self._background.ending()
             self._finish()
 
     def _finish(self) -> None:
@@ -155,13 +154,13 @@ class Background:
         posted: What is to be done on the loop.
         gone: Blocks that are not left yet: what releases their permits when nobody can leave them any more.
         ended: Whether it takes no more calls.
-        why: The error of a call that was under way at its end.
+        why: Why it ended, if no client was closed.
         exits: Whether the interpreter ends: daemon threads that wait then wait on, and print no error.
         orphaned: Whether this process was forked from the one whose thread it was.
     """
 
     ended = False
-    why = CLOSED
+    why = ""
     exits = False
     is_foreign = False
     _ident: int | None = None  # of its thread, as soon as that can tell
@@ -232,7 +231,8 @@ class Background:
         try:
             raise error
         finally:
-            del error, call  # the error's traceback refers to this frame
+            call.error = None  # the error's traceback refers to the call
+            del error, call  # and to this frame
 
     def _wait_for(self, call: Call[Any]) -> None:
         """Waits on. A function of its own: from Python 3.12 on, the jump of a loop is in no `try` that is around it.
@@ -242,7 +242,11 @@ class Background:
         """
         while not call.done.acquire(True, SLICE_S):
             if self.is_foreign or (self.exits and get_ident() == threading.main_thread().ident):
-                raise RedleaseError(CLOSED)
+                raise ClientClosed
+
+    def ending(self) -> RedleaseError:
+        """Returns the error of a call that was under way when it ended."""
+        return RedleaseError(self.why) if self.why else ClientClosed()
 
     @property
     def is_own_thread(self) -> bool:
@@ -272,7 +276,7 @@ class Background:
         """
         self.posted.append(action)
         if self.ended:
-            raise RedleaseError(self.why)
+            raise self.ending()
         if not self._is_launched:
             # Not `Thread.start`, which waits for the thread under a lock that the thread needs: a finalizer that
             # interrupts it there, and waits for this loop, would wait forever. Who is interrupted here starts it too.

@@ -11,8 +11,7 @@ from contextvars import copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
 import redlease
-from redlease._core.transport.base import CLOSED
-from redlease.errors import LeaseLost, RedleaseError
+from redlease.errors import ClientClosed, LeaseLost, RedleaseError
 from redlease.guards.redis import CHECK
 
 from .background import Background, Undo, process
@@ -125,7 +124,7 @@ class ProcessClient:
     def check_open(self) -> None:
         """Raises RedleaseError if the client is closed, or the process ends."""
         if self._is_closed or process().exits:
-            raise RedleaseError(CLOSED)
+            raise ClientClosed
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]], *, undo: Undo[T] | None = None) -> T:
         """Runs what begins something new; first raises the loss of a permit that the thread is to be notified of."""
@@ -171,8 +170,10 @@ class ProcessClient:
 
         try:
             background.run(self, close_and_end_calls, must_finish=True)
-        except RedleaseError as error:
-            if not background.ended and str(error) != CLOSED:  # another thread has closed it too
+        except ClientClosed:
+            pass  # another thread has closed it too
+        except RedleaseError:
+            if not background.ended:
                 raise
         if not background.clients:
             background.join()
@@ -190,6 +191,20 @@ class ProcessClient:
                 background.run(self, leave, must_finish=True)
             if not background.clients:
                 background.join()
+
+
+def with_own_server(settings: dict[str, Any]) -> Callable[[], redlease.Redlease]:
+    """Returns what makes a client with its own server, and in a forked child one of the server that runs already."""
+    of_parent: list[redlease.Redlease] = []
+
+    def make() -> redlease.Redlease:
+        for each in of_parent:
+            if each._server is not None and each._server.is_running:
+                return redlease.Redlease.from_url(each._server.url, **settings)
+        of_parent[:] = [redlease.Redlease.embedded(**settings)]
+        return of_parent[0]
+
+    return make
 
 
 class Bound(Generic[T]):

@@ -7,6 +7,7 @@ import gc
 import logging
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,7 @@ import redis
 import redis.asyncio
 from sqlalchemy import create_engine, text
 
-from redlease import LeaseLost, RedleaseError, SequenceFailed, StaleFence, Withdrawn
+from redlease import AcquireTimeout, LeaseLost, RedleaseError, SequenceFailed, StaleFence, Withdrawn
 from redlease.guards.sql import FenceTable
 from redlease.sync import Hold, Redlease, Retry
 
@@ -263,6 +264,28 @@ def test_a_sequence_that_loses_its_lock_ends(client: Redlease) -> None:
     assert handled == [1]
     progress = client.sequence_progress("ledger", "s")
     assert progress is None or progress.handled == 0
+
+
+def test_an_error_goes_with_what_it_refers_to(client: Redlease) -> None:
+    """Neither the error of a call nor that of an item keeps anything until the next garbage collection."""
+    left: list[weakref.ref[Any]] = []
+
+    def fail(_: int, hold: Hold) -> None:
+        left.append(weakref.ref(hold))
+        raise BodyError
+
+    gc.collect()
+    gc.disable()
+    try:
+        with client.lock("a"), pytest.raises(AcquireTimeout) as timeout:
+            client.lock("a").acquire(timeout=0)
+        left.append(weakref.ref(timeout.value))
+        with pytest.raises(SequenceFailed) as failed:
+            client.sequence("b", [1], fail, retry=Retry(attempts=2, initial=0)).results()
+        del timeout, failed
+        assert [kept() for kept in left] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_a_blocking_client_of_redis_py(url: str, prefix: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from redlease import Redlease, RedleaseError
 from redlease._cli.doctor.examination import examine
 from redlease._cli.doctor.findings import Level
-from redlease._core.transport.opening import dialects
+from redlease._core.transport.opening import dialects, socket_pair
 from redlease.events import Connected, Event
 
 from dialects import (
@@ -129,6 +129,40 @@ def test_a_protocol_that_there_is_not(wrong: str) -> None:
     """It is refused before anything is opened."""
     with pytest.raises(ValueError, match="protocol"):
         Redlease.from_url("redis://localhost", protocol=wrong)
+
+
+async def test_a_connection_for_messages_that_is_half_open(
+    server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With RESP2 the connection for messages is checked: a silent one is replaced, and the next waiter is served."""
+    monkeypatch.setattr(socket_pair, "PING_S", 0.2)
+    async with (
+        DialectProxy(server.port, without_resp3) as proxy,
+        Redlease.from_url(proxy.url, prefix=prefix) as client,
+    ):
+        lock = client.lock("r")
+        hold = await lock.hold()
+        (task,) = await queue_up(lock, 1)
+        proxy.is_silent = True
+        await hold.release()
+        before = proxy.connections
+        await eventually(lambda: proxy.connections > before)
+        proxy.is_silent = False
+        assert await lock.release(await asyncio.wait_for(task, 10))
+
+
+async def test_a_user_without_ping(server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal of PING is an answer too: the connection stays, and subscriptions are not taken for refused."""
+    monkeypatch.setattr(socket_pair, "PING_S", 0.05)
+    server.cli("ACL", "SETUSER", "mute", "reset", "on", ">pw", "~*", "&*", "+@all", "-ping")
+    async with Redlease.from_url(server.url.replace("//", "//mute:pw@"), prefix=prefix, protocol=2) as client:
+        driver = client._connection._driver  # type: ignore[attr-defined]
+        for _ in range(10):
+            watching = client.lock("r").watch()
+            await anext(watching)
+            await watching.aclose()
+            await asyncio.sleep(0.05)
+        assert client._connection._driver is driver  # type: ignore[attr-defined]
 
 
 # Messages that do not arrive

@@ -89,6 +89,7 @@ class CoordinatorBackend(LocalBackend):
             return run.resets != sent_in_reset
 
         try:
+            early: locks.GrantedSignal | locks.RefusedSignal | None = await mailbox.take_early(name)
             while has_to_send():
                 sent_in_reset = run.resets
                 await self._request_until_delivered(
@@ -96,7 +97,7 @@ class CoordinatorBackend(LocalBackend):
                 )
                 # What is there already may be out of date, as after a reset the server delivers signals again. Or an
                 # earlier execution of this workflow task has asked for it.
-                early = mailbox.answers.pop(name, None) or mailbox.early.pop(name, None)
+                early = mailbox.answers.pop(name, None) or early
                 if early is not None and await self._is_valid(early, request):
                     mailbox.answers[name] = early
                 await workflow.wait_condition(lambda: name in mailbox.answers or has_to_send())

@@ -109,7 +109,8 @@ class ContendedHolders:
 
     async def _release(self, watched: _WatchedHolder) -> None:
         """Releases what the request of a closed run still holds; if that fails, the next look retries."""
-        release = Release(watched.ticket, None, watched.requester.request)
+        requester = watched.requester
+        release = Release(watched.ticket, None, requester.request, run_id=requester.run_id)
         what = f"workflow {watched.requester.workflow_id!r} is closed: telling {watched.coordinator_id!r}"
         try:
             await self._signal(watched.coordinator_id, release)

@@ -231,6 +231,8 @@ class QueueState:
 
     def release(self, release: Release, now_us: int) -> list[Notification]:
         """Releases or withdraws a ticket; ignores a release by anyone who neither holds nor requested it."""
+        if self._was_reset(release):
+            return []
         by_admin = release.fence is None and not release.request
         holder = self.holder(release.ticket)
         effects, released = [], False
@@ -260,6 +262,14 @@ class QueueState:
         if release.call:
             self.outcomes = [*self.outcomes, ReleaseOutcome(release.call, released)][-REMEMBERED:]
         return effects + self._grant(now_us)
+
+    def _was_reset(self, release: Release) -> bool:
+        """Whether the closed run of a release was reset meanwhile, and its new run has made the same request."""
+        requesters = [each.requester for each in self.holders]
+        requesters += [each for queued in self.queue for each in queued.requesters]
+        return bool(release.run_id) and any(
+            each.request == release.request and each.run_id != release.run_id for each in requesters
+        )
 
     def take_back(self, effect: Notification, now_us: int) -> list[Notification]:
         """Takes a grant back whose run could not be notified, as it is closed."""

@@ -174,6 +174,8 @@ class TicketTracker:
             if record.fence and not record.recorded and not await self._answered(self._is_recorded()):
                 # A late execution of the request: whoever has adopted its ticket's permit keeps it, under that fence.
                 record = dataclasses.replace(record, fence=0)
+            if not self._is_current():
+                return  # the run was reset meanwhile, and has asked for the permit again
             await self._relay.release(record)
         elif await self.release.has_marker():
             await self.release.carry_out()

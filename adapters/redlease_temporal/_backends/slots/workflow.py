@@ -141,7 +141,9 @@ class Slot:
             status = await self._poll_status(RunToPoll(requester.workflow_id, requester.run_id))
         if self._ended is not None:
             return
-        if status == "open" and ending:
+        if self._input.requester != requester:  # another run has it by now, and this says nothing of that
+            self._cancelled = self._cancelled or ending
+        elif status == "open" and ending and not await self._parent_has_closed():
             await self._lose("its slot was cancelled by hand", "cancelled")
         elif status == "closed" and self._input.on_close == "release":
             self._ended = SlotEnd("owner-closed")
@@ -158,6 +160,17 @@ class Slot:
             )
         else:
             self._input = replace(self._input, leaving=True)
+
+    async def _parent_has_closed(self) -> bool:
+        """Whether the run that started the slot has closed, though another one has the permit by now.
+
+        Then the server has cancelled the slot, and nobody by hand: the new run of a reset one asked before the slot
+        knew of the end, or the next run of its chain adopted the permit.
+        """
+        parent = workflow.info().parent
+        if parent is None or parent.run_id == self._input.requester.run_id:
+            return False
+        return await self._poll_status(RunToPoll(parent.workflow_id, parent.run_id)) != "open"
 
     async def _poll_status(self, run: RunToPoll) -> str:
         try:
@@ -237,7 +250,11 @@ class Slot:
     async def wait(self, line: SlotLine) -> None:
         """Adds runs to the line. One that holds the slot, and requests again after a reset, gets its grant again."""
         waiting = {each.requester.request for each in self._waiters}
-        repeated = [each for each in line.waiters if each.requester.request == self._input.requester.request]
+        repeated = [
+            each
+            for each in line.waiters
+            if each.requester.request == self._input.requester.request and self._ended is None
+        ]
         self._waiters += [
             each for each in line.waiters if each not in repeated and each.requester.request not in waiting
         ]

@@ -14,7 +14,7 @@ _REFUSES_3 = re.compile(
     r"NOPROTO|(?:ERR )?unknown command [`']?HELLO|unsupported command [`']?HELLO|.*allowed in this context",
     re.IGNORECASE,
 )
-LOSSES_MOST = 2  # connections lost while messages are probed, before the client tries RESP2
+LOSSES_MOST = 3  # connections lost while messages are probed, before the client tries RESP2
 
 _remembered: dict[tuple[object, ...], Protocol] = {}
 

@@ -23,7 +23,7 @@ class SocketPair:
         self._receiver: Receiver | None = receiver
         self._calls = SocketDriver(calls, _Half(self, receiver.on_reply, receiver.on_read))
         self._messages = SocketDriver(messages, _Half(self, self._on_message, lambda: None))
-        self._is_ping_unanswered = False
+        self._has_heard = True  # whether anything came since the last PING
         self._timer = asyncio.get_running_loop().call_later(PING_S, self._ping)
 
     def write(self, data: bytes) -> None:
@@ -33,22 +33,22 @@ class SocketPair:
         self._messages.write(data)
 
     def _on_message(self, message: Any) -> None:
+        self._has_heard = True
         receiver = self._receiver
         if receiver is None:
             return
         if type(message) is ReplyError:
-            receiver.on_subscription_refused(message)
+            if "'ping'" not in str(message):  # a user without that right is answered as well
+                receiver.on_subscription_refused(message)
         elif type(message) is list and message[0] != b"pong":
             receiver.on_push(message)
-        else:
-            self._is_ping_unanswered = False
 
     def _ping(self) -> None:
-        """Loses the connections if the last PING was not answered: a half-open connection reports no error."""
-        if self._is_ping_unanswered:
+        """Loses the connections if nothing came since the last PING: a half-open connection reports no error."""
+        if not self._has_heard:
             self.lost(f"no answer for {PING_S:g} s on the connection for messages")
             return
-        self._is_ping_unanswered = True
+        self._has_heard = False
         self._messages.write(PING)
         self._timer = asyncio.get_running_loop().call_later(PING_S, self._ping)
 
