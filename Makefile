@@ -115,6 +115,7 @@ test-rest: $(VENV)/.test $(VENV)/.redis62 $(VENV)/.lowest  ## Test what `make te
 	@{ $(BIN)/python tests/support/temporal_cli.py && $(BIN)/python tests/support/temporal_built.py && \
 	    $(BIN)/python tests/support/time_skipping.py; } >/dev/null || \
 	    echo "Without them the tests of the Temporal adapter fail."
+	@$(BIN)/python tests/support/other_servers.py >/dev/null || echo "Without them the tests of other servers fail."
 	@$(BIN)/python tests/support/typescript.py >/dev/null || echo "Without it the tests of the TypeScript client fail."
 	@$(BIN)/python tests/support/foreign_workers.py >/dev/null || echo "Without them the tests of other languages fail."
 	@status=0; \

@@ -50,7 +50,7 @@ class RunScript(Script):
         # It begins on the first line, so that the lines in the server's errors are those of the user's script.
         super().__init__("run", "fence idle_ttl_ms", f"local theirs = function() {lua}\nend\n{_GUARD}", keys=keys + 1)
         text, count = self.text.encode(), 3 + keys + 1 + args + len(self.args)
-        self.head = b"*%d\r\n$4\r\nEVAL\r\n%b%b" % (count, bulk(text), pack(keys + 1))
+        self.head = self.text_head = b"*%d\r\n$4\r\nEVAL\r\n%b%b" % (count, bulk(text), pack(keys + 1))
 
 
 _run_script = lru_cache(maxsize=SCRIPTS_KEPT)(RunScript)

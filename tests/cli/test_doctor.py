@@ -100,6 +100,17 @@ def test_what_the_server_says_is_judged(check: str, changed: dict[str, str], lev
 
 
 @pytest.mark.parametrize(
+    ("check", "level"),
+    [("server", Level.OK), ("persistence", Level.WARNING), ("eviction", Level.WARNING), ("memory", Level.OK)],
+)
+def test_what_the_server_does_not_report(check: str, level: Level) -> None:
+    """Some servers have an INFO of a few fields: nothing is made of those that it lacks."""
+    finding = found(replace(HEALTHY, info={}), check)
+    assert finding.level == level
+    assert "not reported by the server" in finding.detail
+
+
+@pytest.mark.parametrize(
     ("facts", "check", "level"),
     [
         (replace(HEALTHY, round_trip_ms=99.0), "round trip", Level.OK),

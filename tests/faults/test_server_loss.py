@@ -11,7 +11,7 @@ import pytest
 
 from redlease import LeaseLost, Redlease, Unavailable
 from redlease._core.transport import connection
-from redlease._core.transport.opening.driver import open_driver
+from redlease._core.transport.opening.drivers import open_driver
 
 from helpers import eventually, queue_up, until_waiting
 

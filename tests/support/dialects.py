@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 NO_HELLO = b"-ERR unknown command 'HELLO', with args beginning with: '3' \r\n"
 NO_PROTO = b"-NOPROTO unsupported protocol version\r\n"
+STILL_RESP2 = b"*6\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$5\r\n7.0.0\r\n$5\r\nproto\r\n:2\r\n"
 SUBSCRIBED_ONLY = b"-ERR Can't execute '%b': only (P|S)SUBSCRIBE / PING / QUIT / RESET are allowed in this context\r\n"
 
 
@@ -35,6 +36,11 @@ class Closes(Exception):
 def without_resp3(_: Client, name: str, frame: bytes) -> bytes | None:
     """HELLO 3 is refused, as where RESP2 was chosen for a database."""
     return NO_PROTO if name == "HELLO" and b"\r\n3\r\n" in frame else None
+
+
+def keeps_resp2(_: Client, name: str, frame: bytes) -> bytes | None:
+    """HELLO 3 is answered as if it were granted, and RESP2 is spoken, as with Kvrocks unless RESP3 is switched on."""
+    return STILL_RESP2 if name == "HELLO" and b"\r\n3\r\n" in frame else None
 
 
 def without_hello(_: Client, name: str, frame: bytes) -> bytes | None:

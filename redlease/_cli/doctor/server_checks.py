@@ -17,6 +17,7 @@ LAG_S = 10  # a replica reports once a second
 MEMORY_HIGH, MEMORY_FULL = 0.8, 0.95
 SLOTS = 16384
 UNSEEN = "not visible to this user"
+UNREPORTED = "not reported by the server"
 
 
 def check_server(facts: Facts, *, as_cluster: bool) -> Iterator[Finding]:
@@ -50,9 +51,10 @@ Found = tuple[Level, str, str]
 
 def _server(facts: Facts) -> Found:
     info = facts.info
-    is_valkey = "valkey_version" in info
-    version = f"Valkey {info['valkey_version']}" if is_valkey else f"Redis {info.get('redis_version', 'unknown')}"
-    detail = f"{version}, {info.get('role', 'unknown')}, up for {span(facts.number('uptime_in_seconds') * 1000)}"
+    names = [name for name in ("valkey", "redis") if f"{name}_version" in info][:1]
+    version = " ".join(f"{name.title()} {info[f'{name}_version']}" for name in names) or f"version {UNREPORTED}"
+    up = [f"up for {span(facts.number('uptime_in_seconds') * 1000)}"] if "uptime_in_seconds" in info else []
+    detail = ", ".join([version, info.get("role", "role unknown"), *up])
     if facts.number("loading"):
         return Level.ERROR, f"{detail}; it is loading its data", "Wait: it refuses all calls until then"
     return Level.OK, detail, ""
@@ -98,6 +100,8 @@ def _persistence(facts: Facts) -> Found:
         return Level.ERROR, detail, "The server may refuse writes: look at its disk and its log"
     if info.get("aof_enabled") == "1":
         return Level.OK, f"AOF, appendfsync {facts.config.get('appendfsync', UNSEEN)}", ""
+    if "aof_enabled" not in info:
+        return Level.WARNING, UNREPORTED, f"{bounded}, if a restart loses data. Look up what the server saves to disk"
     if not facts.config:
         detail = f"no AOF; whether there are RDB snapshots is {UNSEEN}"
     elif facts.config.get("save"):
@@ -108,7 +112,10 @@ def _persistence(facts: Facts) -> Found:
 
 
 def _eviction(facts: Facts) -> Found:
-    policy = facts.info.get("maxmemory_policy", "unknown")
+    policy = facts.info.get("maxmemory_policy")
+    if policy is None:
+        advice = "Look up its maxmemory-policy: with any but noeviction it drops permits and queues, short of memory"
+        return Level.WARNING, UNREPORTED, advice
     if policy == "noeviction":
         return Level.OK, policy, ""
     level = Level.ERROR if facts.number("maxmemory") else Level.WARNING
@@ -117,6 +124,8 @@ def _eviction(facts: Facts) -> Found:
 
 
 def _memory(facts: Facts) -> Found:
+    if "used_memory" not in facts.info:
+        return Level.OK, UNREPORTED, ""
     used, most = facts.number("used_memory"), facts.number("maxmemory")
     if not most:
         return Level.OK, f"{used / 2**20:.0f} MiB used, no maxmemory", ""

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redlease import AcquireTimeout, QueueFull, Rate, Redlease, RedleaseError
+from redlease import Redlease, RedleaseError
 from redlease._cli.doctor.examination import examine
 from redlease._cli.doctor.findings import Level
 from redlease._core.transport.opening import dialects, socket_pair
@@ -22,14 +21,16 @@ from dialects import (
     DialectProxy,
     broken_by_subscribe,
     closed_by_publish,
+    keeps_resp2,
     lacks,
     without_hello,
     without_resp3,
 )
-from helpers import eventually, queue_up, until_waiting
+from helpers import eventually, queue_up
+from primitive_checks import check_everything
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from conftest import OwnServer
     from servers import Server
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 RESP2 = {
     "no RESP3": (without_resp3,),
+    "RESP2 after HELLO 3": (keeps_resp2,),
     "no HELLO": (without_hello,),
     "RESP3 without commands after SUBSCRIBE": (broken_by_subscribe,),
     "RESP3 that is closed by PUBLISH": (closed_by_publish,),
@@ -63,84 +65,20 @@ async def client_of(server: Server, prefix: str, *answers: Any, **options: Any) 
         yield client
 
 
-async def check_locks(client: Redlease) -> None:
-    """A lock, hand-offs in order, a timeout, a permit as data."""
-    lock = client.lock("lock")
-    order: list[int] = []
-
-    async def visit(number: int) -> None:
-        async with lock.hold():
-            order.append(number)
-
-    async with lock.hold() as hold:
-        tasks = []
-        for number in range(3):
-            tasks.append(asyncio.create_task(visit(number)))
-            await until_waiting(lock, number + 1)
-        assert hold.fence > 0
-        with pytest.raises(AcquireTimeout):
-            await lock.acquire(timeout=0.3)
-        assert await lock.try_acquire() is None
-    await asyncio.gather(*tasks)
-    assert order == [0, 1, 2]
-    permit = await lock.acquire()
-    permit = await lock.renew(permit)
-    hold = await lock.adopt(permit)
-    assert await lock.is_held(hold.permit)
-    await hold.release()
-
-
-async def check_pools(client: Redlease) -> None:
-    """Weights, keys, rates, a full queue, and what operators do."""
-    pool = client.semaphore("pool", capacity=3, max_waiters=1)
-    async with pool.hold(weight=2):
-        (task,) = await queue_up(pool, 1, weight=2)
-        with pytest.raises(QueueFull):
-            await pool.acquire(weight=2, timeout=5)
-        await pool.resize(4)
-        await pool.release(await task)
-    keyed = client.semaphore("keyed", capacity=2, per_key=1, history=10)
-    async with keyed.hold(key="a"), keyed.hold(key="b"):
-        assert len((await keyed.inspect()).holders) == 2
-    await keyed.set_limit(1, until=timedelta(seconds=30))
-    await keyed.clear_limit()
-    await keyed.pause(until=timedelta(seconds=30))
-    await keyed.resume()
-    assert len(await keyed.history()) >= 4
-    rated = client.semaphore("rated", capacity=5, rate=Rate(1, per=0.2))
-    for _ in range(2):
-        await rated.release(await rated.acquire(timeout=5))
-
-
-async def check_others(client: Redlease) -> None:
-    """Read-write locks, sets, leaders, guards, watching and listing."""
-    rwlock = client.rwlock("rw")
-    async with rwlock.read.hold(), rwlock.read.hold():
-        assert await rwlock.write.try_acquire() is None
-    async with rwlock.write.hold():
-        pass
-    async with client.all(client.lock("one"), client.lock("two")):
-        pass
-    watching = client.lock("watched").watch()
-    assert (await anext(watching)).holders == ()
-    async with client.lock("watched").hold():
-        assert len((await anext(watching)).holders) == 1
-    await watching.aclose()
-    async for term in client.leader("leader").terms():
-        assert not term.lost
-        break
-
-
-CHECKS: list[Callable[[Redlease], Any]] = [check_locks, check_pools, check_others]
-
-
-@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("dialect", [*RESP2, *TEXTS])
-async def test_primitives(server: Server, prefix: str, dialect: str, check: Callable[[Redlease], Any]) -> None:
+async def test_primitives(server: Server, prefix: str, dialect: str) -> None:
     """Every primitive works with each dialect."""
     answers = (RESP2 | TEXTS)[dialect]
     async with client_of(server, prefix, *answers) as client:
-        await check(client)
+        await check_everything(client)
+
+
+async def test_a_guard_runs_a_script_where_none_is_loaded(server: Server, prefix: str) -> None:
+    """The call of a user's script has as many arguments as it says, those of the user included."""
+    async with client_of(server, prefix, lacks("SCRIPT")) as client:
+        guard = client.guard(prefix)
+        for fence in (1, 2):
+            assert await guard.run(fence, "return #ARGV", [], ["a", "b"]) == 2
 
 
 @pytest.mark.parametrize("dialect", RESP2)
@@ -167,14 +105,15 @@ async def test_what_was_found_is_remembered(server: Server, prefix: str) -> None
                 assert proxy.connections == connections
 
 
+@pytest.mark.parametrize("dialect", ["no RESP3", "RESP2 after HELLO 3"])
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_a_protocol_that_the_user_asks_for(server: Server, prefix: str, protocol: int) -> None:
+async def test_a_protocol_that_the_user_asks_for(server: Server, prefix: str, dialect: str, protocol: int) -> None:
     """It is spoken without a try of another; where RESP3 does not work, an error says what to do."""
     async with Redlease.from_url(server.url, prefix=prefix, protocol=protocol) as client:
-        assert f"RESP{protocol}" in repr(client)
+        assert (await client._connection.found_manner()).protocol == protocol
     async with Redlease.from_url(f"{server.url}?protocol={protocol}", prefix=prefix) as client:
-        assert f"RESP{protocol}" in repr(client)
-    async with DialectProxy(server.port, without_resp3) as proxy:
+        assert (await client._connection.found_manner()).protocol == protocol
+    async with DialectProxy(server.port, *RESP2[dialect]) as proxy:
         client = Redlease.from_url(proxy.url, prefix=prefix, protocol=protocol)
         if protocol == 2:
             async with client:
@@ -258,7 +197,11 @@ async def without_messages(own_server: OwnServer, engine: str, how: str) -> Asyn
         yield proxy.url
 
 
-@pytest.mark.parametrize("how", ["renamed", "forbidden", "lost", "no SUBSCRIBE"])
+# A client finds out only after a second that nothing arrives, and so does the doctor.
+SILENT = [pytest.param(how, marks=pytest.mark.slow) for how in ("lost", "no SUBSCRIBE")]
+
+
+@pytest.mark.parametrize("how", ["renamed", "forbidden", *SILENT])
 async def test_messages_that_do_not_arrive(
     own_server: OwnServer, real_engine: str, how: str, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -278,8 +221,7 @@ async def test_messages_that_do_not_arrive(
         assert found.level is Level.WARNING
         assert "none arrive" in found.detail
         assert await five_holds(client) < 5 * POLL_S + 1
-        await check_locks(client)
-        await check_others(client)
+        await check_everything(client)
 
 
 async def test_messages_that_arrive_again(server: Server, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
