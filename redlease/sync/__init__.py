@@ -8,6 +8,7 @@ What is `async with`, `async for` and `await` there is `with`, `for` and a plain
 
 from redlease import (
     AcquireTimeout,
+    ClientClosed,
     DamagedEntry,
     Durability,
     Duration,
@@ -45,6 +46,7 @@ from .term import Term
 __all__ = [
     "AcquireTimeout",
     "AllRequest",
+    "ClientClosed",
     "DamagedEntry",
     "Durability",
     "Duration",

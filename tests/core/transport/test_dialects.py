@@ -18,6 +18,7 @@ from redlease._core.transport.opening import dialects, socket_pair
 from redlease.events import Connected, Event
 
 from dialects import (
+    Client,
     DialectProxy,
     broken_by_subscribe,
     closed_by_publish,
@@ -129,6 +130,18 @@ def test_a_protocol_that_there_is_not(wrong: str) -> None:
     """It is refused before anything is opened."""
     with pytest.raises(ValueError, match="protocol"):
         Redlease.from_url("redis://localhost", protocol=wrong)
+
+
+async def test_a_server_that_runs_no_scripts(server: Server, prefix: str) -> None:
+    """It is refused on connect with its own words, and not at the first acquire."""
+    said = b"-ERR This instance has Lua scripting support disabled\r\n"
+
+    def answer(_: Client, name: str, frame: bytes) -> bytes | None:
+        return said if name.startswith("EVAL") else None
+
+    with pytest.raises(RedleaseError, match="Lua scripting support disabled"):
+        async with client_of(server, prefix, answer):
+            pass
 
 
 async def test_a_connection_for_messages_that_is_half_open(

@@ -185,8 +185,8 @@ async def probe(
     missing: dict[str, str] = {}
     for command, _, text in (error.decode().partition(": ") for error in errors):
         fault = ErrorReply(text)
-        if fault.lacks_command:
-            raise fault.error()
+        if fault.lacks_command or (command == "evalsha" and fault.code == "ERR" and not fault.not_allowed):
+            raise fault.error()  # no script runs there; a redirection of a cluster has a code of its own
         if fault.not_allowed:
             missing[command] = f"{command}: {text}"
     if missing and missing.keys() != rights.WRITES_PROBED:
