@@ -468,11 +468,11 @@ class Connection(Windowed, Transport):
 
     async def _open_with(self, protocol: dialects.Protocol) -> None:
         """Connects, checks the server, subscribes and loads the scripts."""
-        self._driver = await open_driver(self.pool, self, protocol)
+        driver = self._driver = await open_driver(self.pool, self, protocol)
         began = asyncio.get_running_loop().time()
         hello = await self._exchange(encoding.plain("HELLO", str(protocol)))
         self._round_trip_ms = (asyncio.get_running_loop().time() - began) * 1000
-        if self._driver.protocol == 3 and isinstance(hello, list):  # of RESP3 it is a map
+        if driver.protocol == 3 and isinstance(hello, list):  # of RESP3 it is a map
             raise exceptions.ResponseError("NOPROTO HELLO 3 is granted, and RESP2 is spoken")
         if isinstance(hello, ErrorReply):
             hello = read_info([await self._exchange(encoding.plain("INFO", part)) for part in INFO_PARTS])
