@@ -90,12 +90,7 @@ class Redlease(PrimitiveFactory):
         settings: dict[str, Any] = {"owner": owner, "lease": lease, "waiter_lease": waiter_lease, "idle_ttl": idle_ttl}
         settings |= {"history": history, "call_timeout": call_timeout, "poll_interval": poll_interval}
         if isinstance(redis_client, RedisCluster):
-            self._set_up(
-                GivenServers(redis_client),
-                prefix,
-                on_event=on_event,
-                **settings,
-            )
+            self._set_up(GivenServers(redis_client), prefix, on_event=on_event, **settings)
             return
         given: Any = redis_client
         pool = getattr(given, "connection_pool", None)
@@ -191,9 +186,8 @@ class Redlease(PrimitiveFactory):
 
     def __repr__(self) -> str:
         # Not the pool or the URL, which contain the password.
-        manner = "" if self._connection.manner is None else f", {self._connection.manner}"
-        is_connected = self._connection.ready
-        state = "closed" if self._session.closed else f"connected{manner}" if is_connected else "not connected"
+        connected = "connected" if self._connection.manner is None else f"connected, {self._connection.manner}"
+        state = "closed" if self._session.closed else connected if self._connection.ready else "not connected"
         return f"<{type(self).__name__} prefix={self._prefix!r} owner={self._terms.owner!r}, {state}>"
 
     def _route(self, where: ConnectionPool | NamedServers | GivenServers) -> Transport:

@@ -207,8 +207,7 @@ class Hold:
             )
             return False
         if not released:
-            self._lease.why_lost, self._lease.lost = "the server no longer had it when it was released", True
-            self._lease.loss_reason = "gone"
+            self._lease.mark_lost("the server no longer had it when it was released", "gone")
             self._lease.report_loss("gone")
         return released
 

@@ -33,8 +33,8 @@ def check_server(facts: Facts, *, as_cluster: bool) -> Iterator[Finding]:
 
 def check_manner(manner: Manner) -> Finding:
     """Returns what the client found out about messages, protocol and scripts, while it connected."""
-    ways = ["RESP3 on one connection" if manner.protocol == 3 else "RESP2 on two connections"]
-    ways.append("scripts are sent as text, since the server loads none" if manner.sends_texts else "scripts are loaded")
+    scripts = "scripts are sent as text, since the server loads none" if manner.sends_texts else "scripts are loaded"
+    ways = (manner.route, scripts)
     if manner.silence is None:
         return Finding("messages", Level.OK, "; ".join(["they arrive", *ways]))
     return Finding(

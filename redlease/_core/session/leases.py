@@ -91,11 +91,14 @@ class Lease(BlockTask):
     def lose(self, why: str, reason: LossReason) -> None:
         """Marks the permit as lost, calls `on_loss`, and reports the loss; once."""
         if not self.ended and not self.lost:
-            self.lost = True
-            self.why_lost, self.loss_reason = why, reason
+            self.mark_lost(why, reason)
             self.manager.forget(self)
             self.on_loss()
             self.report_loss(reason)
+
+    def mark_lost(self, why: str, reason: LossReason) -> None:
+        """Records that it is lost, and why."""
+        self.lost, self.why_lost, self.loss_reason = True, why, reason
 
     def report_loss(self, reason: LossReason) -> None:
         """Logs the loss, and emits its event."""

@@ -113,8 +113,7 @@ class WaiterLease:
     def _confirm(self, sent_ms: float, lease_ms: int) -> float:
         """Records that the server extended the place; returns when the next heartbeat is due."""
         self.deadline_ms = max(self.deadline_ms or 0.0, sent_ms + lease_ms - clock.SERVER_TICK_MS)
-        step_ms, poll_ms = lease_ms / HEARTBEATS_PER_LEASE, self.session.poll_ms
-        return sent_ms + (min(poll_ms, step_ms))
+        return sent_ms + min(lease_ms / HEARTBEATS_PER_LEASE, self.session.poll_ms)
 
     def _wake(self, key: str, next_expiry_ms: float, ahead: int = 0) -> float:
         """Records when something ends that a waiter with so many `ahead` may wait for; returns when to call."""

@@ -163,7 +163,7 @@ class Transport(ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = 0
         self._closed = False
-        self._has_manner: asyncio.Event | None = None
+        self._has_manner = asyncio.Event()
 
     # Calls
 
@@ -298,18 +298,22 @@ class Transport(ABC):
         """Ends one `subscribe`."""
 
     async def found_manner(self) -> Manner:
-        """Waits until it is known how the client works with the server; call it once a server can be called."""
-        async with asyncio.timeout(ARRIVES_S + self.limit_ms / 1000):
-            while self.manner is None:
-                self._has_manner = self._has_manner or asyncio.Event()
+        """Waits until it is known how the client works with the server; call it once a server can be called.
+
+        Raises:
+            Unavailable: The connection was lost meanwhile, and none came in its place in time.
+        """
+        try:
+            async with asyncio.timeout(ARRIVES_S + self.limit_ms / 1000):
                 await self._has_manner.wait()
-        return self.manner
+        except TimeoutError:
+            raise Unavailable(f"no connection lasted long enough to see if messages arrive: {self.trouble}") from None
+        return self.manner or Manner()
 
     def set_manner(self, manner: Manner) -> None:
         """Records how the client works with the server, and says so where it has changed."""
         was, self.manner = self.manner, manner
-        if self._has_manner is not None:
-            self._has_manner.set()
+        self._has_manner.set()
         if was == manner:
             return
         logger.info("how redlease works with the server: %s", manner, extra=about())
@@ -323,7 +327,7 @@ class Transport(ABC):
         if self.on_manner is not None:
             self.on_manner(manner)
         if self.emit is not None:
-            self.emit(Connected(*manner))
+            self.emit(Connected(manner.protocol, manner.connections, manner.sends_texts, manner.silence))
 
     # Life
 

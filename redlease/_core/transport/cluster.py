@@ -194,7 +194,9 @@ class Cluster(Transport):
     def on_manner_of_node(self) -> None:
         """Records how the client works with the nodes: as with the one that can do least."""
         known = [node.manner for node in self._nodes.values() if node.manner is not None]
-        self.set_manner(max(known, key=lambda manner: (manner.silence is not None, *manner[1:3])))
+        self.set_manner(
+            max(known, key=lambda manner: (manner.silence is not None, manner.connections, manner.sends_texts))
+        )
 
     def lost(self, node: Node, why: str) -> None:
         """Handles a lost node: asks for the slots again, since a replica may have replaced it."""

@@ -524,7 +524,7 @@ class Connection(Windowed, Transport):
 
     def _manner(self, silence: str | None) -> Manner:
         protocol = 3 if self._driver is None else self._driver.protocol
-        return Manner(protocol, 1 if protocol == 3 else 2, sends_texts=self._sends_texts, silence=silence)
+        return Manner(protocol, self._sends_texts, silence)
 
     def _lost_while_probing(self) -> None:
         """Notes a connection that was lost as soon as a message was published: some servers do that with RESP3."""

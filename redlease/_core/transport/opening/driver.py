@@ -20,17 +20,19 @@ from redis.asyncio import ConnectionPool
 from redlease._core.log import report
 
 
-class Receiver(Protocol):
-    """Gets everything that is read, and `on_read` after each batch. `reply` may be a `ReplyError`.
-
-    `on_subscription_refused`: the error that answers SUBSCRIBE on a connection of its own.
-    """
+class Reading(Protocol):
+    """Gets everything that is read on a connection, and `on_read` after each batch. `reply` may be a `ReplyError`."""
 
     def on_reply(self, reply: Any) -> None: ...
     def on_push(self, push: list[Any]) -> None: ...
     def on_read(self) -> None: ...
-    def on_subscription_refused(self, error: ReplyError) -> None: ...
     def on_lost(self, why: str) -> None: ...
+
+
+class Receiver(Reading, Protocol):
+    """Gets also the error that answers SUBSCRIBE on a connection of its own."""
+
+    def on_subscription_refused(self, error: ReplyError) -> None: ...
 
 
 class ReplyError(Exception):
@@ -87,9 +89,9 @@ class SocketDriver(asyncio.Protocol):
     inline_push = True
     protocol = 3
 
-    def __init__(self, connection: Any, receiver: Receiver) -> None:
+    def __init__(self, connection: Any, receiver: Reading) -> None:
         self._connection = connection
-        self._receiver: Receiver | None = receiver
+        self._receiver: Reading | None = receiver
         self._parser = hiredis.Reader(replyError=ReplyError)
         self._transport: asyncio.Transport = connection._writer.transport
         left_over = bytes(getattr(connection._reader, "_buffer", b""))

@@ -10,19 +10,27 @@ class Manner(NamedTuple):
 
     Attributes:
         protocol: The version of RESP.
-        connections: How many connections it has to the server.
         sends_texts: Whether it sends the text of a script with its first call, since the server loads none.
         silence: Why no messages arrive; None if they do.
     """
 
     protocol: int = 3
-    connections: int = 1
     sends_texts: bool = False
     silence: str | None = None
 
+    @property
+    def connections(self) -> int:
+        """How many connections it has to the server."""
+        return 1 if self.protocol == 3 else 2
+
+    @property
+    def route(self) -> str:
+        """The protocol and the connections in words."""
+        return "RESP3 on one connection" if self.protocol == 3 else "RESP2 on two connections"
+
     def __str__(self) -> str:
         """Returns it in words, as the log and `repr` have it."""
-        words = ["RESP3 on one connection" if self.protocol == 3 else "RESP2 on two connections"]
+        words = [self.route]
         if self.sends_texts:
             words.append("scripts sent as text")
         if self.silence is not None:

@@ -77,6 +77,3 @@ class _Half:
         self.on_reply = self.on_push = on_reply
         self.on_read = on_read
         self.on_lost = pair.lost
-
-    def on_subscription_refused(self, error: ReplyError) -> None:
-        """Never called: the driver of one connection hands on every error as a reply."""
