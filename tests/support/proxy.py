@@ -85,11 +85,12 @@ class _Planned:
 
 
 @dataclass
-class _Awaited:
+class Awaited:
     """A reply that the server owes, and what becomes of it."""
 
     fault: Fault | None = None
     swallow: bool = False
+    instead: bytes | None = None  # what the client gets in its place
 
 
 class Proxy:
@@ -106,7 +107,7 @@ class Proxy:
         self.connections_most = 0
         self.connections_total = 0
         self._plans: list[_Planned] = []
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
         self._flowing = asyncio.Event()
@@ -232,13 +233,17 @@ class Proxy:
 
     def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Count a client's connection, and serve it in a task of the proxy's own."""
-        link = _Link(self, reader, writer)
+        link = self.link_of(reader, writer)
         self._links.add(link)
         self.connections_total += 1
         self.connections_most = max(self.connections_most, len(self._links))
         self.run(self._serve(link))
 
-    async def _serve(self, link: _Link) -> None:
+    def link_of(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Link:
+        """Return what passes on one client connection."""
+        return Link(self, reader, writer)
+
+    async def _serve(self, link: Link) -> None:
         try:
             await link.run()
         finally:
@@ -246,7 +251,7 @@ class Proxy:
             link.close()
 
 
-class _Link:
+class Link:
     """One client connection and its counterpart to the server."""
 
     def __init__(self, proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -254,7 +259,7 @@ class _Link:
         self._from_client = reader
         self._to_client = writer
         self._to_server: asyncio.StreamWriter | None = None
-        self._awaited: deque[_Awaited] = deque()
+        self.awaited: deque[Awaited] = deque()
 
     async def run(self) -> None:
         """Pass on both directions until one of them ends."""
@@ -295,7 +300,7 @@ class _Link:
             for frame in framer.feed(data):
                 name = first_word(frame)
                 fault = self._proxy.fault_for(name)
-                passed += self._pass(frame, name, fault)
+                passed += self.request(frame, name, fault)
                 if fault in (Fault.LOSE, Fault.CUT):
                     break
             # One write for what came in one read, as without the proxy.
@@ -307,27 +312,31 @@ class _Link:
                 # The reply, when it comes, ends the connection.
                 await asyncio.Event().wait()
 
-    def _pass(self, frame: bytes, name: str, fault: Fault | None) -> bytes:
+    def request(self, frame: bytes, name: str, fault: Fault | None) -> bytes:
         """Return what to send to the server for a request, and note the replies that it owes."""
         if fault is Fault.LOSE:
             return b""
         if fault is Fault.LATE:
             self._proxy.send_later(frame)
         if name not in SUBSCRIBING:
-            self._awaited.append(_Awaited(fault))
+            self.awaited.append(Awaited(fault))
         if fault is Fault.DOUBLE:
-            self._awaited.append(_Awaited(swallow=True))
+            self.awaited.append(Awaited(swallow=True))
             return frame * 2
         return frame
+
+    def arrives(self, frame: bytes) -> bool:  # noqa: ARG002  for subclasses
+        """Tell whether what the server sent is passed on."""
+        return True
 
     async def _replies(self, from_server: asyncio.StreamReader) -> None:
         framer = Framer()
         while data := await from_server.read(READ_SIZE):
             await self._proxy.flow()
-            for frame in framer.feed(data):
+            for frame in filter(self.arrives, framer.feed(data)):
                 # A server that turns a connection away says so without having been asked.
-                asked_for = self._awaited and not is_message(frame)
-                awaited = self._awaited.popleft() if asked_for else _Awaited()
+                asked_for = self.awaited and not is_message(frame)
+                awaited = self.awaited.popleft() if asked_for else Awaited()
                 if awaited.fault is Fault.CUT:
                     return
                 if awaited.fault is Fault.STALL:
@@ -336,7 +345,8 @@ class _Link:
                 if awaited.fault is Fault.DELAY:
                     await asyncio.sleep(self._proxy.random.uniform(0, self._proxy.chances.delay_max))
                 if not awaited.swallow and awaited.fault is not Fault.DROP:
-                    self._to_client.write(frame * 2 if awaited.fault is Fault.ECHO else frame)
+                    reply = awaited.instead or frame
+                    self._to_client.write(reply * 2 if awaited.fault is Fault.ECHO else reply)
             await self._to_client.drain()
 
 

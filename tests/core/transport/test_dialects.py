@@ -95,7 +95,7 @@ async def test_resp2_is_found(server: Server, prefix: str, dialect: str, caplog:
         assert not [record for record in caplog.records if "no messages arrive" in record.getMessage()]
     # It is remembered for the address.
     async with DialectProxy(server.port, *RESP2[dialect]) as other:
-        assert other.connections == 0
+        assert other.connections_total == 0
 
 
 async def test_what_was_found_is_remembered(server: Server, prefix: str) -> None:
@@ -103,7 +103,7 @@ async def test_what_was_found_is_remembered(server: Server, prefix: str) -> None
     async with DialectProxy(server.port, without_resp3) as proxy:
         for connections in (3, 5):
             async with Redlease.from_url(proxy.url, prefix=prefix):
-                assert proxy.connections == connections
+                assert proxy.connections_total == connections
 
 
 @pytest.mark.parametrize("dialect", ["no RESP3", "RESP2 after HELLO 3"])
@@ -118,7 +118,7 @@ async def test_a_protocol_that_the_user_asks_for(server: Server, prefix: str, di
         client = Redlease.from_url(proxy.url, prefix=prefix, protocol=protocol)
         if protocol == 2:
             async with client:
-                assert proxy.connections == 2
+                assert proxy.connections_total == 2
         else:
             with pytest.raises(RedleaseError, match="does not work with RESP3"):
                 async with client:
@@ -158,8 +158,8 @@ async def test_a_connection_for_messages_that_is_half_open(
         (task,) = await queue_up(lock, 1)
         proxy.is_silent = True
         await hold.release()
-        before = proxy.connections
-        await eventually(lambda: proxy.connections > before)
+        before = proxy.connections_total
+        await eventually(lambda: proxy.connections_total > before)
         proxy.is_silent = False
         assert await lock.release(await asyncio.wait_for(task, 10))
 
@@ -249,7 +249,7 @@ async def test_messages_that_arrive_again(server: Server, prefix: str, caplog: p
             async with lock.hold():
                 (task,) = await queue_up(lock, 1)
                 proxy.has_messages = has_messages
-                proxy.close_all()
+                proxy.drop_all()
                 await eventually(partial(_hears, client, wanted=has_messages), 5)
             await lock.release(await asyncio.wait_for(task, 5))
         assert len([record for record in caplog.records if "no messages arrive" in record.getMessage()]) == 1
